@@ -1,0 +1,39 @@
+"""Positional encodings for any number of axes, each axis on its own channels.
+
+The path: coordinates ``(..., axes)`` meet one frequency matrix ``(axes, pairs)`` and become angles ``(..., pairs)``;
+everything else makes coordinates (``positions``), says which channels listen to which axis (``subspaces``), makes
+frequencies (``frequencies``), or spends angles (``rotate``, ``encode``). A learned table looks coordinates up instead.
+
+Words, one per thing: *axis*, a direction of position (t, y, x), slowest first; *dim*, a tensor dimension; *coords*
+``(..., axes)``; *sizes*, tokens per axis; *pairs*, channel pairs that turn together; *angles*, radians; *frequencies*,
+radians per unit of coordinate; *period*, 2 pi / frequency; *pairing*, which two channels make a pair; *num_prefix*,
+leading tokens without a position; *table*, a learned grid of vectors; *base*, the theta of a geometric ladder.
+"""
+
+from ndpos.positions import (
+    augment,
+    centred_grid,
+    clip_grid,
+    grid,
+    normalised_grid,
+    patch_grid,
+    patch_sizes,
+    scaled_grid,
+    spectrogram_grid,
+)
+from ndpos.subspaces import AxisSplit, split
+from ndpos.frequencies import (
+    alternating,
+    geometric,
+    interleave_axes,
+    keep_highest,
+    mixed,
+    periodic,
+    pixel_bands,
+    sections,
+)
+from ndpos.radians import angles
+from ndpos.rotation import Rotation
+from ndpos.encode.rotary import RotaryEmbedding, rotate
+
+__version__ = "0.1.0"

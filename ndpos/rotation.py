@@ -1,0 +1,315 @@
+"""Cos and sin per token and pair, and what it takes to turn a query or a key by them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from ndpos.kernels import Pairing, turn_pairs
+from ndpos.positions import refuse_outside
+
+__all__ = ["Rotation"]
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+PARTS = ("cos", "sin", "amplitude", "key_phase", "basis")  # the tensors of a Rotation; all other fields are settings
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rotation:
+    """A turn for every token, ready for queries and keys: ``q, k = turn(q), turn.keys(k)``.
+
+    Made by :class:`ndpos.RotaryEmbedding`; a plain value that is passed down a call. A registered pytree: its tensors
+    are leaves, so it moves, maps, vmaps, compiles and exports like a tuple of tensors.
+
+    Args:
+        cos, sin: ``(*batch, heads|1, tokens, pairs)`` float32 or float64, layers in front if ``num_layers`` is given.
+        pairing: Which two channels make a pair: ``"interleaved"`` (2i, 2i + 1), ``"half"`` (i, i + pairs),
+            ``"half_per_axis"`` (half inside each axis block).
+        blocks: Pairs of each axis block in channel order, for ``"half_per_axis"``.
+        head_dim: Channels that queries and keys must have; not checked if not given.
+        num_prefix, num_suffix: Tokens before and after the turned ones that come back bit-identical.
+        num_layers: Size of the leading layer dimension; ``layer(i)`` selects one.
+        amplitude: Length factor per pair ``(pairs,)`` or per token and pair, absent by default. With it a rotation does
+            **not** keep norms (YaRN, xPos).
+        key_amplitude: Whether keys get the ``"same"`` factor or its ``"reciprocal"`` (xPos).
+        key_phase: Radians added to the keys' angles, ``(pairs,)`` or ``(heads, 1, pairs)``, absent by default.
+        basis: Orthogonal ``(head_dim, head_dim)`` or ``(heads, head_dim, head_dim)`` applied to the channels first
+            (STRING, commuting ComRoPE), absent by default.
+        basis_last: Set by :meth:`inverse`: the transposed basis is applied after the turn.
+
+    Raises:
+        ValueError: at the call, when tokens, heads, channels or the rank do not fit.
+
+    Example:
+        >>> import ndpos, torch
+        >>> turn = ndpos.RotaryEmbedding(ndpos.split(8, 2)).on_grid((2, 3), num_prefix=1)
+        >>> turn
+        Rotation(tokens=6, pairs=4, heads=1, pairing='half', num_prefix=1)
+        >>> q = torch.randn(2, 4, 7, 8)  # (batch, heads, prefix + tokens, head_dim)
+        >>> torch.equal(turn(q)[:, :, 0], q[:, :, 0]), torch.allclose(turn.inverse()(turn(q)), q, atol=1e-6)
+        (True, True)
+
+    Source:
+        Su et al. 2021, RoFormer, arXiv:2104.09864, eq. 34. Amplitude: Sun et al. 2022, xPos, arXiv:2212.10554, and
+        Peng et al. 2023, YaRN, arXiv:2309.00071. Basis: Schenck et al. 2025, STRING, arXiv:2502.02562.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing
+    blocks: tuple[int, ...] | None = None
+    head_dim: int | None = None
+    num_prefix: int = 0
+    num_suffix: int = 0
+    num_layers: int | None = None
+    amplitude: Tensor | None = None
+    key_amplitude: Literal["same", "reciprocal"] = "same"
+    key_phase: Tensor | None = None
+    basis: Tensor | None = None
+    basis_last: bool = False
+
+    def __call__(self, q: Tensor, *, token_dim: int = -2) -> Tensor:
+        """Queries turned. ``q`` is ``(..., heads, tokens, head_dim)``, or ``(..., tokens, heads, head_dim)`` for ``token_dim=-3``."""
+        return self._turn(q, token_dim, "ndpos.Rotation", self.cos, self.sin, self.amplitude)
+
+    def keys(self, k: Tensor, *, token_dim: int = -2) -> Tensor:
+        """Keys turned: as queries, but for ``key_phase`` and ``key_amplitude``."""
+        cos, sin, amplitude = self.cos, self.sin, self.amplitude
+        if self.key_phase is not None:
+            phase_cos, phase_sin = self.key_phase.cos(), self.key_phase.sin()
+            cos, sin = cos * phase_cos - sin * phase_sin, sin * phase_cos + cos * phase_sin
+        if amplitude is not None and self.key_amplitude == "reciprocal":
+            amplitude = amplitude.reciprocal()
+        return self._turn(k, token_dim, "ndpos.Rotation.keys", cos, sin, amplitude)
+
+    def __getitem__(self, tokens: Any) -> Rotation:
+        """The rotation of some tokens, for all samples alike: a slice, a mask ``(tokens,)`` or indices ``(kept,)``.
+
+        Counts the rotated tokens only: prefix and suffix are kept. An integer keeps its dimension, as ``[i : i + 1]``.
+        """
+        count = self.cos.shape[-2]
+        if isinstance(tokens, slice):
+            return self._each_token(lambda part: part[..., tokens, :])
+        if isinstance(tokens, int) and not isinstance(tokens, bool):
+            if not -count <= tokens < count:
+                raise IndexError(f"ndpos.Rotation: token {tokens} of {count}.")
+            return self[slice(tokens % count, tokens % count + 1)]
+        index = torch.as_tensor(tokens, device=self.cos.device)
+        if index.ndim != 1 or (index.dtype == torch.bool and index.shape[0] != count):
+            raise ValueError(
+                f"ndpos.Rotation[...]: a slice, a mask ({count},) or indices (kept,); got {tuple(index.shape)} "
+                f"{index.dtype}. Another subset per sample: turn.take(indices), indices (batch, kept)."
+            )
+        return self.take(index.nonzero().flatten() if index.dtype == torch.bool else index)
+
+    def take(self, indices: Tensor) -> Rotation:
+        """The rotation of kept or re-ordered tokens.
+
+        Args:
+            indices: ``(kept,)`` for all samples or ``(batch, kept)``, integers in [0, tokens), prefix not counted.
+
+        Returns:
+            A Rotation of ``kept`` tokens, with a batch dimension if ``indices`` has one. ``turn.take(i)(x[i])`` equals
+            ``turn(x)[i]``.
+
+        Raises:
+            ValueError: indices that are not integers, out of range, or of another rank.
+        """
+        if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
+            raise ValueError(f"ndpos.Rotation.take: indices are integers, got {indices.dtype}. A mask goes in turn[mask].")
+        if indices.ndim not in (1, 2):
+            raise ValueError(f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)}.")
+        refuse_outside(
+            indices, 0, self.cos.shape[-2], "ndpos.Rotation.take", "indices",
+            "They count the rotated tokens only: subtract num_prefix from positions in the sequence.",
+        )
+        if indices.ndim == 1:
+            return self._each_token(lambda part: part.index_select(-2, indices))
+        unbatched = 3 + (self.num_layers is not None)
+
+        def gather(part: Tensor) -> Tensor:
+            while part.ndim < 3:
+                part = part.unsqueeze(0)
+            part = part.unsqueeze(-4) if part.ndim <= unbatched else part
+            return part.take_along_dim(indices[:, None, :, None], dim=-2)
+
+        return self._each_token(gather)
+
+    def layer(self, index: int) -> Rotation:
+        """The rotation of one layer, for encodings with a frequency matrix per layer."""
+        if self.num_layers is None or not 0 <= index < self.num_layers:
+            raise ValueError(f"ndpos.Rotation.layer: layer {index} of {self.num_layers or 'a rotation without layers'}.")
+        rank = self.cos.ndim
+        chosen = {
+            name: part.select(0, index) if part.ndim == rank else part
+            for name, part in self._parts()
+            if name != "basis"
+        }
+        return dataclasses.replace(self, num_layers=None, **chosen)
+
+    def head(self, heads: slice) -> Rotation:
+        """The rotation of some heads, for encodings with a frequency matrix per head (grouped keys, sharded heads)."""
+        kept = {
+            name: part[..., heads, :, :] if part.ndim >= 3 and part.shape[-3] > 1 else part
+            for name, part in self._parts()
+        }
+        return dataclasses.replace(self, **kept)
+
+    def inverse(self) -> Rotation:
+        """The rotation that undoes this one, for queries and for keys, amplitude and basis included."""
+        return dataclasses.replace(
+            self,
+            sin=-self.sin,
+            amplitude=None if self.amplitude is None else self.amplitude.reciprocal(),
+            key_phase=None if self.key_phase is None else -self.key_phase,
+            basis_last=not self.basis_last,
+        )
+
+    def __repr__(self) -> str:
+        tokens, pairs = self.cos.shape[-2:]
+        parts = [f"tokens={tokens}", f"pairs={pairs}", f"heads={self.cos.shape[-3]}"]
+        batch = tuple(self.cos.shape[: -3])[self.num_layers is not None :]
+        parts += [f"batch={batch}"] if batch else []
+        parts.append(f"pairing={self.pairing!r}")
+        for name in ("num_layers", "num_prefix", "num_suffix"):
+            parts += [f"{name}={getattr(self, name)}"] if getattr(self, name) else []
+        parts += ["key_phase"] if self.key_phase is not None else []
+        parts += ["basis"] if self.basis is not None else []
+        parts += ["amplitude: norms are not kept"] if self.amplitude is not None else []
+        return f"Rotation({', '.join(parts)})"
+
+    def _parts(self) -> list[tuple[str, Tensor]]:
+        return [(name, getattr(self, name)) for name in PARTS if getattr(self, name) is not None]
+
+    def _each_token(self, pick: Callable[[Tensor], Tensor]) -> Rotation:
+        """``pick`` applied to every part that has a value per token."""
+        count = self.cos.shape[-2]
+        picked = {"cos": pick(self.cos), "sin": pick(self.sin)}
+        if self.amplitude is not None and self.amplitude.ndim >= 2 and self.amplitude.shape[-2] == count:
+            picked["amplitude"] = pick(self.amplitude)
+        return dataclasses.replace(self, **picked)
+
+    def _turn(
+        self, x: Tensor, token_dim: int, caller: str, cos: Tensor, sin: Tensor, amplitude: Tensor | None
+    ) -> Tensor:
+        token_dim = self._check(x, token_dim, caller)
+        if amplitude is not None:
+            cos, sin = cos * amplitude, sin * amplitude
+        cos, sin = _beside(cos, token_dim), _beside(sin, token_dim)
+        tokens = x.shape[token_dim]
+        body = x.narrow(token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
+        if self.basis is None:
+            turned = turn_pairs(body, cos, sin, self.pairing, self.blocks)
+        else:
+            exact = body.to(torch.promote_types(body.dtype, torch.float32))
+            based = exact if self.basis_last else _in_basis(exact, self.basis.mT, token_dim)
+            turned = turn_pairs(based, cos, sin, self.pairing, self.blocks)
+            turned = (_in_basis(turned, self.basis, token_dim) if self.basis_last else turned).to(x.dtype)
+        if not self.num_prefix and not self.num_suffix:
+            return turned
+        before = x.narrow(token_dim, 0, self.num_prefix)
+        after = x.narrow(token_dim, tokens - self.num_suffix, self.num_suffix)
+        return torch.cat([part for part in (before, turned, after) if part.shape[token_dim]], dim=token_dim)
+
+    def _check(self, x: Tensor, token_dim: int, caller: str) -> int:
+        """Raise unless ``x`` fits; the dimension of the tokens counted from the end, -2 or -3."""
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{caller}: x is a float16, bfloat16, float32 or float64 tensor, got {seen}.")
+        tokens, pairs = self.cos.shape[-2:]
+        shapes = (
+            f"\n  x         {tuple(x.shape)}  token_dim {token_dim}"
+            f"\n  rotation  {tuple(self.cos.shape)}  (*batch, heads|1, tokens, pairs), pairing {self.pairing!r}, "
+            f"num_prefix {self.num_prefix}, num_suffix {self.num_suffix}\n  "
+        )
+        from_end = token_dim - x.ndim if token_dim >= 0 else token_dim
+        if from_end not in (-2, -3) or x.ndim < -from_end:
+            raise ValueError(f"{caller}: token_dim is -2 or -3, the last dimension is head_dim.{shapes}")
+        if self.num_layers is not None:
+            raise ValueError(f"{caller}: the rotation holds {self.num_layers} layers.{shapes}Select one: turn.layer(i).")
+        if self.head_dim is not None and x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"{caller}: expected head_dim {self.head_dim}, got {x.shape[-1]}.{shapes}Split the heads off first: "
+                f"x.unflatten(-1, (heads, head_dim)); to turn a part of a head, AxisSplit(channels, dim=head_dim)."
+            )
+        if 2 * pairs > x.shape[-1]:
+            raise ValueError(f"{caller}: {pairs} pairs need {2 * pairs} channels, x has {x.shape[-1]}.{shapes}Fewer pairs, or wider heads.")
+        if x.shape[from_end] != self.num_prefix + tokens + self.num_suffix:
+            raise ValueError(
+                f"{caller}: the rotation is for {self.num_prefix} + {tokens} + {self.num_suffix} tokens (prefix, rotated, "
+                f"suffix), x has {x.shape[from_end]}.{shapes}If x starts with class or register tokens, say num_prefix; "
+                f"if it is (batch, tokens, heads, head_dim), token_dim=-3."
+            )
+        heads, shared = self.cos.shape[-3], self.cos.ndim == 3
+        if shared and heads == 1:
+            return from_end
+        head_dim = -5 - from_end  # the other one of -2 and -3
+        if x.ndim < 3 or (not shared and x.ndim != self.cos.ndim):
+            raise ValueError(
+                f"{caller}: x needs {self.cos.ndim} dimensions, (*batch, heads, tokens, head_dim), got {x.ndim}."
+                f"{shapes}Give x a heads dimension, or the rotation no batch."
+            )
+        expected = (*self.cos.shape[:-3], heads)
+        seen = (*x.shape[-self.cos.ndim : -3], x.shape[head_dim])
+        if any(one not in (1, other) for one, other in zip(expected, seen, strict=True)):
+            raise ValueError(
+                f"{caller}: batch and heads of the rotation are {expected}, of x {seen}.{shapes}"
+                f"Fewer key heads: turn.head(slice(...)); one rotation for all samples: coords without a batch."
+            )
+        return from_end
+
+
+def _beside(part: Tensor, token_dim: int) -> Tensor:
+    """``(*batch, heads|1, tokens, pairs)`` in the order of x's dimensions."""
+    if part.ndim == 3 and part.shape[0] == 1:
+        part = part.squeeze(0)  # (tokens, pairs) fits x of any rank
+        return part if token_dim == -2 else part.unsqueeze(-2)
+    return part if token_dim == -2 else part.transpose(-2, -3)
+
+
+def _in_basis(x: Tensor, basis: Tensor, token_dim: int) -> Tensor:
+    """``x @ basis`` over the channels, never lowered by autocast."""
+    if basis.ndim == 3 and token_dim == -3:
+        return _in_basis(x.transpose(-2, -3), basis, -2).transpose(-2, -3)
+    with torch.autocast(x.device.type, enabled=False):
+        return x @ basis.to(x.dtype)
+
+
+def _flatten(turn: Rotation) -> tuple[list[Tensor], Any]:
+    parts = turn._parts()
+    settings = {
+        field.name: getattr(turn, field.name) for field in dataclasses.fields(turn) if field.name not in PARTS
+    }
+    return [part for _, part in parts], (tuple(name for name, _ in parts), tuple(settings.items()))
+
+
+def _flatten_with_keys(turn: Rotation) -> tuple[list[tuple[Any, Tensor]], Any]:
+    leaves, context = _flatten(turn)
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
+
+
+def _unflatten(leaves: Iterable[Any], context: Any) -> Rotation:
+    # No check here: transforms put placeholders, not tensors, where the leaves were.
+    names, settings = context
+    return Rotation(**dict(zip(names, leaves, strict=True)), **dict(settings))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+pytree.register_pytree_node(
+    Rotation,
+    _flatten,
+    _unflatten,
+    serialized_type_name="ndpos.Rotation",
+    to_dumpable_context=lambda context: context,
+    from_dumpable_context=_tuples,
+    flatten_with_keys_fn=_flatten_with_keys,
+)

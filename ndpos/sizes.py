@@ -1,0 +1,68 @@
+"""Whole numbers per axis: the one reading of ``sizes`` (and of any "one number, or one per axis") in the library.
+
+Sizes are integers given per axis, never a square root and never a scale factor, because a float that was meant
+to be 16 floors to 15. Symbolic integers of ``torch.compile`` and ``torch.export`` pass through unread, so that a
+new image size is not a new graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__: list[str] = []
+
+
+def whole(caller: str, name: str, value: Any, *, minimum: int = 0) -> int:
+    """``value`` as an integer of at least ``minimum``; floats and booleans are refused, symbolic integers kept."""
+    if isinstance(value, torch.SymInt):
+        return value  # type: ignore[return-value]  # reading it here would fix the size into the graph
+    if isinstance(value, bool) or isinstance(value, float):
+        raise TypeError(f"{caller}: {name} are integers, got {value!r}. Sizes are counted, not divided or rooted.")
+    try:
+        number = value if isinstance(value, int) else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{caller}: {name} are integers, got {value!r} of type {type(value).__name__}.") from None
+    if number < minimum:
+        raise ValueError(f"{caller}: {name} are integers of at least {minimum}, got {number}.")
+    return number
+
+
+def sizes_per_axis(
+    caller: str, sizes: Sequence[int], *, name: str = "sizes", minimum: int = 0, axes: int | None = None
+) -> tuple[int, ...]:
+    """One integer per axis as a tuple, slowest axis first.
+
+    A lone integer is refused: ``16`` could mean one axis of 16 or a square, and the two differ in silence.
+    """
+    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+        raise TypeError(
+            f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two (height, width)."
+        )
+    numbers = tuple(whole(caller, name, size, minimum=minimum) for size in sizes)
+    if not numbers:
+        raise ValueError(f"{caller}: {name} need at least one axis, got ().")
+    if axes is not None and len(numbers) != axes:
+        raise ValueError(f"{caller}: {name} has {len(numbers)} axes {numbers}, {axes} were expected.")
+    return numbers
+
+
+def numbers_per_axis(caller: str, name: str, value: Any, axes: int) -> tuple[Any, ...]:
+    """A number repeated for every axis, or a sequence of exactly one number per axis."""
+    if not hasattr(value, "__iter__"):
+        return (value,) * axes
+    numbers = tuple(value)
+    if len(numbers) != axes:
+        raise ValueError(f"{caller}: {name} is one number or one per axis; got {len(numbers)} for {axes} axes.")
+    return numbers
+
+
+def product(sizes: Sequence[int]) -> int:
+    """Number of cells of a grid. Not ``math.prod``: that one reads symbolic sizes in older releases of torch."""
+    cells = 1
+    for size in sizes:
+        cells = cells * size
+    return cells

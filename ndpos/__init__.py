@@ -13,27 +13,52 @@ leading tokens without a position; *table*, a learned grid of vectors; *base*, t
 from ndpos.positions import (
     augment,
     centred_grid,
-    clip_grid,
     grid,
     normalised_grid,
-    patch_grid,
-    patch_sizes,
     scaled_grid,
-    spectrogram_grid,
 )
+from ndpos.patches import clip_grid, patch_grid, patch_sizes, spectrogram_grid
 from ndpos.subspaces import AxisSplit, split
-from ndpos.frequencies import (
-    alternating,
-    geometric,
-    interleave_axes,
-    keep_highest,
-    mixed,
-    periodic,
-    pixel_bands,
-    sections,
-)
+from ndpos.frequencies import geometric, mixed, periodic, pixel_bands
+from ndpos.patterns import alternating, interleave_axes, keep_highest, sections
 from ndpos.radians import angles
 from ndpos.rotation import Rotation
+from ndpos.resample import resize
+from ndpos.encode.sinusoidal import SinusoidalEmbedding, add
+from ndpos.encode.baselines import BinaryEmbedding, IntegerEmbedding
 from ndpos.encode.rotary import RotaryEmbedding, rotate
+from ndpos.encode.learned import LearnedEmbedding
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AxisSplit",
+    "BinaryEmbedding",
+    "IntegerEmbedding",
+    "LearnedEmbedding",
+    "RotaryEmbedding",
+    "Rotation",
+    "SinusoidalEmbedding",
+    "add",
+    "alternating",
+    "angles",
+    "augment",
+    "centred_grid",
+    "clip_grid",
+    "geometric",
+    "grid",
+    "interleave_axes",
+    "keep_highest",
+    "mixed",
+    "normalised_grid",
+    "patch_grid",
+    "patch_sizes",
+    "periodic",
+    "pixel_bands",
+    "resize",
+    "rotate",
+    "scaled_grid",
+    "sections",
+    "spectrogram_grid",
+    "split",
+]

@@ -102,9 +102,7 @@ class PlainMatrix:
     def of(cls, frequencies: Tensor) -> PlainMatrix:
         plain = frequencies.detach().to(device="cpu", dtype=torch.float64)
         heard = (plain != 0).flatten(0, -3).any(0) if plain.ndim > 2 else plain != 0
-        listens = tuple(
-            None if column.sum() > 1 else int(column.int().argmax()) for column in heard.unbind(-1)
-        )
+        listens = tuple(None if column.sum() > 1 else int(column.int().argmax()) for column in heard.unbind(-1))
         return cls(tuple(plain.shape), tuple(plain.flatten().tolist()), listens)
 
     def tensor(self, device: torch.device | str | None) -> Tensor:
@@ -140,14 +138,18 @@ def turns_on_grid(
     if None in listens:
         cells = torch.stack(torch.meshgrid(*per_axis, indexing="ij"), dim=-1).flatten(0, -2)
         return turns(cells, frequencies, dtype)
-    order, cosines, sines = [], [], []
+    order: list[int] = []
+    cosines: list[Tensor] = []
+    sines: list[Tensor] = []
     for axis, coords in enumerate(per_axis):
         columns = [column for column, heard in enumerate(listens) if heard == axis]
         if not columns:
             continue
         rows = turns(coords.unsqueeze(-1), frequencies[..., axis : axis + 1, columns], dtype)
         for parts, part in zip((cosines, sines), rows, strict=True):
-            there = part.reshape(*part.shape[:-2], *(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), len(columns))
+            there = part.reshape(
+                *part.shape[:-2], *(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), len(columns)
+            )
             parts.append(there.expand(*part.shape[:-2], *sizes, len(columns)))
         order += columns
     cos, sin = torch.cat(cosines, -1), torch.cat(sines, -1)

@@ -90,7 +90,9 @@ def resize(
     kernels = _kernel_per_axis(kernel, axes, len(old))
     _check_align(align, kernels)
     if not table.is_floating_point():
-        raise ValueError(f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first.")
+        raise ValueError(
+            f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
+        )
     flat = _is_flat(table, old, num_prefix)
     if all(_is_same(before, after) for before, after in zip(old, new, strict=True)):
         return table

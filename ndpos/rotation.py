@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from ndpos.kernels import Pairing, turn_pairs
-from ndpos.positions import refuse_outside
+from ndpos.sizes import refuse_outside
 
 __all__ = ["Rotation"]
 
@@ -75,7 +75,7 @@ class Rotation:
     basis_last: bool = False
 
     def __call__(self, q: Tensor, *, token_dim: int = -2) -> Tensor:
-        """Queries turned. ``q`` is ``(..., heads, tokens, head_dim)``, or ``(..., tokens, heads, head_dim)`` for ``token_dim=-3``."""
+        """Queries turned. ``token_dim=-3`` for ``(..., tokens, heads, head_dim)``, else ``(..., heads, tokens, head_dim)``."""
         return self._turn(q, token_dim, "ndpos.Rotation", self.cos, self.sin, self.amplitude)
 
     def keys(self, k: Tensor, *, token_dim: int = -2) -> Tensor:
@@ -122,12 +122,16 @@ class Rotation:
             ValueError: indices that are not integers, out of range, or of another rank.
         """
         if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
-            raise ValueError(f"ndpos.Rotation.take: indices are integers, got {indices.dtype}. A mask goes in turn[mask].")
+            raise ValueError(
+                f"ndpos.Rotation.take: indices are integers, got {indices.dtype}. A mask goes in turn[mask]."
+            )
         if indices.ndim not in (1, 2):
             raise ValueError(f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)}.")
         refuse_outside(
-            indices, 0, self.cos.shape[-2], "ndpos.Rotation.take", "indices",
-            "They count the rotated tokens only: subtract num_prefix from positions in the sequence.",
+            indices,
+            self.cos.shape[-2],
+            f"ndpos.Rotation.take: indices are at least 0 and below the {self.cos.shape[-2]} rotated tokens; they do "
+            f"not count the prefix, so subtract num_prefix from positions in the sequence.",
         )
         if indices.ndim == 1:
             return self._each_token(lambda part: part.index_select(-2, indices))
@@ -144,9 +148,11 @@ class Rotation:
     def layer(self, index: int) -> Rotation:
         """The rotation of one layer, for encodings with a frequency matrix per layer."""
         if self.num_layers is None or not 0 <= index < self.num_layers:
-            raise ValueError(f"ndpos.Rotation.layer: layer {index} of {self.num_layers or 'a rotation without layers'}.")
+            raise ValueError(
+                f"ndpos.Rotation.layer: layer {index} of {self.num_layers or 'a rotation without layers'}."
+            )
         rank = self.cos.ndim
-        chosen = {
+        chosen: dict[str, Any] = {
             name: part.select(0, index) if part.ndim == rank else part
             for name, part in self._parts()
             if name != "basis"
@@ -155,7 +161,7 @@ class Rotation:
 
     def head(self, heads: slice) -> Rotation:
         """The rotation of some heads, for encodings with a frequency matrix per head (grouped keys, sharded heads)."""
-        kept = {
+        kept: dict[str, Any] = {
             name: part[..., heads, :, :] if part.ndim >= 3 and part.shape[-3] > 1 else part
             for name, part in self._parts()
         }
@@ -174,7 +180,7 @@ class Rotation:
     def __repr__(self) -> str:
         tokens, pairs = self.cos.shape[-2:]
         parts = [f"tokens={tokens}", f"pairs={pairs}", f"heads={self.cos.shape[-3]}"]
-        batch = tuple(self.cos.shape[: -3])[self.num_layers is not None :]
+        batch = tuple(self.cos.shape[:-3])[self.num_layers is not None :]
         parts += [f"batch={batch}"] if batch else []
         parts.append(f"pairing={self.pairing!r}")
         for name in ("num_layers", "num_prefix", "num_suffix"):
@@ -190,7 +196,7 @@ class Rotation:
     def _each_token(self, pick: Callable[[Tensor], Tensor]) -> Rotation:
         """``pick`` applied to every part that has a value per token."""
         count = self.cos.shape[-2]
-        picked = {"cos": pick(self.cos), "sin": pick(self.sin)}
+        picked: dict[str, Any] = {"cos": pick(self.cos), "sin": pick(self.sin)}
         if self.amplitude is not None and self.amplitude.ndim >= 2 and self.amplitude.shape[-2] == count:
             picked["amplitude"] = pick(self.amplitude)
         return dataclasses.replace(self, **picked)
@@ -232,19 +238,24 @@ class Rotation:
         if from_end not in (-2, -3) or x.ndim < -from_end:
             raise ValueError(f"{caller}: token_dim is -2 or -3, the last dimension is head_dim.{shapes}")
         if self.num_layers is not None:
-            raise ValueError(f"{caller}: the rotation holds {self.num_layers} layers.{shapes}Select one: turn.layer(i).")
+            raise ValueError(
+                f"{caller}: the rotation holds {self.num_layers} layers.{shapes}Select one: turn.layer(i)."
+            )
         if self.head_dim is not None and x.shape[-1] != self.head_dim:
             raise ValueError(
                 f"{caller}: expected head_dim {self.head_dim}, got {x.shape[-1]}.{shapes}Split the heads off first: "
                 f"x.unflatten(-1, (heads, head_dim)); to turn a part of a head, AxisSplit(channels, dim=head_dim)."
             )
         if 2 * pairs > x.shape[-1]:
-            raise ValueError(f"{caller}: {pairs} pairs need {2 * pairs} channels, x has {x.shape[-1]}.{shapes}Fewer pairs, or wider heads.")
+            raise ValueError(
+                f"{caller}: {pairs} pairs need {2 * pairs} channels, x has {x.shape[-1]}.{shapes}"
+                f"Fewer pairs, or wider heads."
+            )
         if x.shape[from_end] != self.num_prefix + tokens + self.num_suffix:
             raise ValueError(
-                f"{caller}: the rotation is for {self.num_prefix} + {tokens} + {self.num_suffix} tokens (prefix, rotated, "
-                f"suffix), x has {x.shape[from_end]}.{shapes}If x starts with class or register tokens, say num_prefix; "
-                f"if it is (batch, tokens, heads, head_dim), token_dim=-3."
+                f"{caller}: the rotation is for {self.num_prefix} + {tokens} + {self.num_suffix} tokens (prefix, "
+                f"rotated, suffix), x has {x.shape[from_end]}.{shapes}If x starts with class or register tokens, say "
+                f"num_prefix; if it is (batch, tokens, heads, head_dim), token_dim=-3."
             )
         heads, shared = self.cos.shape[-3], self.cos.ndim == 3
         if shared and heads == 1:
@@ -255,11 +266,11 @@ class Rotation:
                 f"{caller}: x needs {self.cos.ndim} dimensions, (*batch, heads, tokens, head_dim), got {x.ndim}."
                 f"{shapes}Give x a heads dimension, or the rotation no batch."
             )
-        expected = (*self.cos.shape[:-3], heads)
-        seen = (*x.shape[-self.cos.ndim : -3], x.shape[head_dim])
-        if any(one not in (1, other) for one, other in zip(expected, seen, strict=True)):
+        expected = [*self.cos.shape[:-3], heads]
+        given = [*x.shape[-self.cos.ndim : -3], x.shape[head_dim]]
+        if any(one not in (1, other) for one, other in zip(expected, given, strict=True)):
             raise ValueError(
-                f"{caller}: batch and heads of the rotation are {expected}, of x {seen}.{shapes}"
+                f"{caller}: batch and heads of the rotation are {tuple(expected)}, of x {tuple(given)}.{shapes}"
                 f"Fewer key heads: turn.head(slice(...)); one rotation for all samples: coords without a batch."
             )
         return from_end
@@ -283,9 +294,7 @@ def _in_basis(x: Tensor, basis: Tensor, token_dim: int) -> Tensor:
 
 def _flatten(turn: Rotation) -> tuple[list[Tensor], Any]:
     parts = turn._parts()
-    settings = {
-        field.name: getattr(turn, field.name) for field in dataclasses.fields(turn) if field.name not in PARTS
-    }
+    settings = {field.name: getattr(turn, field.name) for field in dataclasses.fields(turn) if field.name not in PARTS}
     return [part for _, part in parts], (tuple(name for name, _ in parts), tuple(settings.items()))
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers per axis: the one reading of ``sizes`` (and of any "one number, or one per axis") in the library.
+"""Whole numbers per axis: the one reading of ``sizes``, of any "one number, or one per axis", and of indices into them.
 
 Sizes are integers given per axis, never a square root and never a scale factor, because a float that was meant
 to be 16 floors to 15. Symbolic integers of ``torch.compile`` and ``torch.export`` pass through unread, so that a
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 __all__: list[str] = []
 
@@ -40,7 +41,8 @@ def sizes_per_axis(
     """
     if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
         raise TypeError(
-            f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two (height, width)."
+            f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two "
+            f"(height, width)."
         )
     numbers = tuple(whole(caller, name, size, minimum=minimum) for size in sizes)
     if not numbers:
@@ -66,3 +68,24 @@ def product(sizes: Sequence[int]) -> int:
     for size in sizes:
         cells = cells * size
     return cells
+
+
+def refuse_unless(fits: Tensor, values: Tensor, text: str) -> None:
+    """Raise ``ValueError(text)`` with the first value that does not fit, before anything is gathered.
+
+    Reading values on the CPU costs nothing that a gather would not; on an accelerator it would wait for the device,
+    and under a compiler it would break the graph, so there an asynchronous assertion does the same.
+    """
+    fits = torch.broadcast_to(fits, values.shape)
+    while torch._C._functorch.is_batchedtensor(fits):  # vmap hides the values; the error is about all samples
+        fits = torch._C._functorch.get_unwrapped(fits)
+    if torch.compiler.is_compiling() or fits.device.type not in ("cpu", "meta") or type(fits) is not Tensor:
+        torch._assert_async(fits.all(), text)
+    elif fits.device.type == "cpu" and not bool(fits.all()):
+        seen = "" if fits.shape != values.shape else f" Seen: {values[~fits].flatten()[0].item()}."
+        raise ValueError(f"{text}{seen} Shape {tuple(values.shape)}.")
+
+
+def refuse_outside(values: Tensor, size: int, text: str) -> None:
+    """Raise unless ``0 <= values <= size - 1`` everywhere; NaN fits nowhere, and -1 is not the last row."""
+    refuse_unless((values >= 0) & (values <= size - 1), values, text)

@@ -17,7 +17,7 @@ class AxisSplit:
 
     Args:
         channels: Channels of each axis, slowest axis first: even, 0 allowed. Two channels turn together as a pair.
-        order: The axis of each channel block in turn. ``(0, 1)`` is y first, ``(1, 0)`` is x first. Ascending if not given.
+        order: The axis of each channel block in turn: ``(0, 1)`` is y first, ``(1, 0)`` x first. Ascending if omitted.
         dim: All channels, when more than the sum: those past the blocks listen to no axis and stay as they are.
 
     Attributes:
@@ -57,12 +57,14 @@ class AxisSplit:
         order = tuple(range(len(per_axis))) if order is None else sizes_per_axis(caller, order, name="order")
         if sorted(order) != list(range(len(per_axis))):
             raise ValueError(
-                f"{caller}: order names each of the {len(per_axis)} axes once, got {tuple(order)}. (1, 0) is x before y."
+                f"{caller}: order names each of the {len(per_axis)} axes once, got {tuple(order)}; (1, 0) is x first."
             )
         used = sum(per_axis)
         total = used if dim is None else whole(caller, "dim", dim)
         if total < used:
-            raise ValueError(f"{caller}: dim is at least the sum of the channels; got dim {total}, channels {per_axis} = {used}.")
+            raise ValueError(
+                f"{caller}: dim is at least the sum of the channels; got dim {total}, channels {per_axis} = {used}."
+            )
         if used == 0:
             raise ValueError(f"{caller}: at least one axis has channels, got {per_axis}.")
         object.__setattr__(self, "channels", per_axis)
@@ -122,7 +124,7 @@ def split(dim: int, axes: int, *, remainder: Literal["last", "first", "all_first
         AxisSplit((20, 20, 20), dim=64)
 
     Source:
-        "all_first": Wan 2.1 (arXiv:2503.20314), ``WanRotaryPosEmbed`` in diffusers; "tail": V-JEPA 2 (arXiv:2506.09985).
+        "all_first": Wan 2.1, arXiv:2503.20314 (``WanRotaryPosEmbed`` in diffusers); "tail": V-JEPA 2, arXiv:2506.09985.
     """
     caller = "ndpos.split"
     dim, axes = whole(caller, "dim", dim), whole(caller, "axes", axes, minimum=1)

@@ -45,8 +45,8 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
     def forward(self, x: Tensor, attn_mask: Any = None, is_causal: bool = False) -> Tensor:
         if not isinstance(attn_mask, Carried):
             raise ValueError(
-                "ndpos.timm: a block of a model wrapped by add_rope was called without the model's forward, so it has no "
-                "rotation. Call model(...) or model.forward_features(...)."
+                "ndpos.timm: a block of a model wrapped by add_rope was called without the model's forward, so it has "
+                "no rotation. Call model(...) or model.forward_features(...)."
             )
         turn, mask = attn_mask.turn, attn_mask.mask
         batch, tokens, _ = x.shape
@@ -90,11 +90,13 @@ class RotaryVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm 
         return out
 
 
-def add_rope(model: VisionTransformer, *, rope: RotaryEmbedding | None = None, base: float | None = None) -> VisionTransformer:
+def add_rope(
+    model: VisionTransformer, *, rope: RotaryEmbedding | None = None, base: float | None = None
+) -> VisionTransformer:
     """Give a timm ``VisionTransformer`` two-dimensional rotary embeddings, in place.
 
-    Class and register tokens are not turned. A learned table that the model has is kept and still added; build the model
-    with ``pos_embed="none"`` for rotary alone. ``state_dict`` keeps its keys: a fixed rotary adds none.
+    Class and register tokens are not turned. A learned table that the model has is kept and still added; build the
+    model with ``pos_embed="none"`` for rotary alone. ``state_dict`` keeps its keys: a fixed rotary adds none.
 
     Args:
         model: A ``timm.models.VisionTransformer``, of that exact class, whose blocks hold timm's ``Attention``.

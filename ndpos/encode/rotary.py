@@ -29,7 +29,7 @@ def rotate(
 
     Args:
         x: Queries or keys with heads split off, ``(..., tokens, head_dim)``, any floating dtype.
-        angles: Radians from :func:`ndpos.angles`, float32 or wider: ``(tokens, pairs)``, or with as many dimensions as x,
+        angles: Radians from :func:`ndpos.angles`, float32 or wider: ``(tokens, pairs)``, or of as many dimensions as x,
             always as ``(..., heads|1, tokens, pairs)`` whatever ``token_dim``.
         pairing: Which two channels make pair ``i`` of ``n``. ``"half"``, (i, i + n): DINOv3, Qwen2-VL, Llama in
             transformers. ``"interleaved"``, (2i, 2i + 1): RoFormer, Meta's Llama, EVA-02. ``"half_per_axis"``, half
@@ -76,9 +76,7 @@ def rotate(
     return turn(x, token_dim=token_dim)
 
 
-def check_blocks(
-    caller: str, pairing: Pairing, blocks: Sequence[int] | None, pairs: int
-) -> tuple[int, ...] | None:
+def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pairs: int) -> tuple[int, ...] | None:
     """The axis blocks that ``pairing`` needs: none but for ``"half_per_axis"``."""
     if pairing not in PAIRINGS:
         raise ValueError(f"{caller}: pairing is one of {PAIRINGS}, got {pairing!r}.")
@@ -170,7 +168,9 @@ class RotaryEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         """Put learned frequencies back to their initial values, as after ``to_empty``; nothing to do for fixed ones."""
         if self.learnable:
-            initial = torch.tensor([self.matrix.values[place] for place in self.learned], dtype=torch.float64, device="cpu")
+            initial = torch.tensor(
+                [self.matrix.values[place] for place in self.learned], dtype=torch.float64, device="cpu"
+            )
             with torch.no_grad():
                 self.frequencies.copy_(initial.view(self.frequencies.shape))
 
@@ -210,7 +210,9 @@ class RotaryEmbedding(nn.Module):
         """
         caller = "ndpos.RotaryEmbedding"
         if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype.")
+            raise ValueError(
+                f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."
+            )
         if isinstance(coords, _Lattice):
             device = self.frequencies.device if self.learnable and coords.device is None else coords.device
             per_axis = axis_coords(coords.sizes, coords.start, coords.step, device, caller=f"{caller}.on_grid")
@@ -269,10 +271,8 @@ class RotaryEmbedding(nn.Module):
         return f"{self.split!r}, pairing={self.pairing!r}, frequencies={shape}, learnable={self.learnable}"
 
 
-def _per_head(
-    caller: str, frequencies: Tensor, split: AxisSplit, heads: int | None, layers: int | None
-) -> Tensor:
-    """``frequencies`` checked against the split and given a dimension for heads and layers where those are asked for."""
+def _per_head(caller: str, frequencies: Tensor, split: AxisSplit, heads: int | None, layers: int | None) -> Tensor:
+    """``frequencies`` checked against the split and given dimensions for the heads and layers asked for."""
     if not isinstance(frequencies, Tensor) or not frequencies.dtype.is_floating_point:
         seen = frequencies.dtype if isinstance(frequencies, Tensor) else type(frequencies).__name__
         raise TypeError(f"{caller}: frequencies are a floating tensor (..., axes, pairs), got {seen}.")

@@ -27,7 +27,8 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, blocks: tu
     pairs = cos.shape[-1]
     rest = x[..., 2 * pairs :]
     if pairing == "interleaved":
-        a, b = x[..., : 2 * pairs].to(exact).unflatten(-1, (pairs, 2)).unbind(-1)
+        turning = x[..., : 2 * pairs].to(exact)
+        a, b = turning.reshape(*x.shape[:-1], pairs, 2).unbind(-1)
         turned = [torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)]
     else:
         turned, start = [], 0

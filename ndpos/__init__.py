@@ -28,6 +28,7 @@ from ndpos.encode.sinusoidal import SinusoidalEmbedding, add
 from ndpos.encode.baselines import BinaryEmbedding, IntegerEmbedding
 from ndpos.encode.rotary import RotaryEmbedding, rotate
 from ndpos.encode.learned import LearnedEmbedding
+from ndpos.convert import convert_pairing
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ __all__ = [
     "augment",
     "centred_grid",
     "clip_grid",
+    "convert_pairing",
     "geometric",
     "grid",
     "interleave_axes",

@@ -75,7 +75,7 @@ class Rotation:
     basis_last: bool = False
 
     def __call__(self, q: Tensor, *, token_dim: int = -2) -> Tensor:
-        """Queries turned. ``token_dim=-3`` for ``(..., tokens, heads, head_dim)``, else ``(..., heads, tokens, head_dim)``."""
+        """Queries turned: ``(..., heads, tokens, head_dim)``, heads and tokens swapped for ``token_dim=-3``."""
         return self._turn(q, token_dim, "ndpos.Rotation", self.cos, self.sin, self.amplitude)
 
     def keys(self, k: Tensor, *, token_dim: int = -2) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ndpos.frequencies import geometric
-from ndpos.kernels import PAIRINGS, Pairing
+from ndpos.kernels import Pairing, check_blocks
 from ndpos.positions import Numbers, axis_coords, exact_dtype
 from ndpos.radians import PlainMatrix, check_coords, turns, turns_on_grid
 from ndpos.rotation import Rotation
@@ -74,20 +74,6 @@ def rotate(
         angles = angles.unsqueeze(0)
     turn = Rotation(angles.cos(), angles.sin(), pairing, blocks=check_blocks(caller, pairing, blocks, angles.shape[-1]))
     return turn(x, token_dim=token_dim)
-
-
-def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pairs: int) -> tuple[int, ...] | None:
-    """The axis blocks that ``pairing`` needs: none but for ``"half_per_axis"``."""
-    if pairing not in PAIRINGS:
-        raise ValueError(f"{caller}: pairing is one of {PAIRINGS}, got {pairing!r}.")
-    if pairing != "half_per_axis":
-        return None
-    if blocks is None or sum(blocks) != pairs:
-        raise ValueError(
-            f"{caller}: 'half_per_axis' needs the pairs of each axis block, {pairs} in all, got blocks={blocks!r}. "
-            f"They are split.blocks."
-        )
-    return tuple(blocks)
 
 
 class _Lattice(NamedTuple):

@@ -1,5 +1,6 @@
-"""One rotation, as fast as the machine allows. This room and ``encode/rotary.py`` know what a pairing is, no other."""
+"""One rotation, as fast as the machine allows: which channels make a pair, and how a pair is turned."""
 
-from ndpos.kernels.eager import PAIRINGS, Pairing, turn_pairs
+from ndpos.kernels.eager import turn_pairs
+from ndpos.kernels.pairing import PAIRINGS, Pairing, check_blocks, pair_channels
 
-__all__ = ["PAIRINGS", "Pairing", "turn_pairs"]
+__all__ = ["PAIRINGS", "Pairing", "check_blocks", "pair_channels", "turn_pairs"]

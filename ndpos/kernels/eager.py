@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
-__all__ = ["PAIRINGS", "Pairing", "turn_pairs"]
+from ndpos.kernels.pairing import Pairing
 
-Pairing = Literal["interleaved", "half", "half_per_axis"]
-PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
+__all__ = ["turn_pairs"]
 
 
 def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, blocks: tuple[int, ...] | None) -> Tensor:

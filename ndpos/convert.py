@@ -62,8 +62,14 @@ def convert_pairing(
     pairs = head_dim // 2 if pairs is None else whole(caller, "pairs", pairs, minimum=1)
     if 2 * pairs > head_dim:
         raise ValueError(f"{caller}: {pairs} pairs need {2 * pairs} channels, head_dim is {head_dim}.")
-    here = pair_channels(source, pairs, check_blocks(caller, source, blocks, pairs))
-    there = pair_channels(target, pairs, check_blocks(caller, target, blocks, pairs))
+    if blocks is not None and "half_per_axis" not in (source, target):
+        raise ValueError(f"{caller}: blocks belong to 'half_per_axis'; got {source!r} to {target!r}.")
+    here, there = (
+        pair_channels(
+            pairing, pairs, check_blocks(caller, pairing, blocks if pairing == "half_per_axis" else None, pairs)
+        )
+        for pairing in (source, target)
+    )
     order = list(range(head_dim))
     for come_from, go_to in zip((*here[0], *here[1]), (*there[0], *there[1]), strict=True):
         order[go_to] = come_from

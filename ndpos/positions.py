@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -49,12 +50,11 @@ def axis_coords(
             raise TypeError(
                 f"{caller}: start and step are plain numbers, got {number!r}. Add tensors to the coordinates."
             )
-    if all(isinstance(number, (int, torch.SymInt)) for number in (*starts, *steps)):
-        counts = [torch.arange(size, dtype=torch.int64, device=device) for size in sizes]
-        return [first + count * by for count, first, by in zip(counts, starts, steps, strict=True)]
-    dtype = exact_dtype(device)
-    counts = [torch.arange(size, dtype=dtype, device=device) for size in sizes]
-    return [float(first) + count * float(by) for count, first, by in zip(counts, starts, steps, strict=True)]
+    counts = [torch.arange(size, dtype=torch.int64, device=device) for size in sizes]
+    if all(isinstance(number, (Integral, torch.SymInt)) for number in (*starts, *steps)):
+        return [count * by + first for count, first, by in zip(counts, starts, steps, strict=True)]
+    dtype = exact_dtype(counts[0].device)  # not of `device`: asking for the default one would break a compiled graph
+    return [count.to(dtype) * float(by) + float(first) for count, first, by in zip(counts, starts, steps, strict=True)]
 
 
 def cells(per_axis: Sequence[Tensor]) -> Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ndpos.positions import exact_dtype
+from ndpos.positions import cells, exact_dtype
 
 __all__ = ["angles"]
 
@@ -45,8 +46,7 @@ def angles(coords: Tensor, frequencies: Tensor) -> Tensor:
         Su et al. 2021, RoFormer, arXiv:2104.09864, eq. 15, for any number of axes.
     """
     check_coords("ndpos.angles", coords)
-    if frequencies.dtype.is_complex or frequencies.dtype == torch.bool:
-        raise TypeError(f"ndpos.angles: frequencies are real numbers, got {frequencies.dtype}.")
+    check_frequencies("ndpos.angles", frequencies)
     if not 2 <= frequencies.ndim <= 4:
         raise ValueError(
             f"ndpos.angles: frequencies are (axes, pairs), (heads, axes, pairs) or (layers, heads, axes, pairs), "
@@ -87,11 +87,19 @@ def check_coords(caller: str, coords: Tensor, axes: int | None = None) -> None:
         )
 
 
+def check_frequencies(caller: str, frequencies: Tensor) -> None:
+    """Raise unless ``frequencies`` are a tensor of real numbers; a cast would drop imaginary parts with a warning."""
+    if not isinstance(frequencies, Tensor):
+        raise TypeError(f"{caller}: frequencies are a tensor (..., axes, pairs), got {type(frequencies).__name__}.")
+    if frequencies.dtype.is_complex or frequencies.dtype == torch.bool:
+        raise TypeError(f"{caller}: frequencies are real numbers, got {frequencies.dtype}.")
+
+
 @dataclass(frozen=True)
 class PlainMatrix:
     """A frequency matrix as plain Python numbers: settings of a module, out of reach of casts, moves and loading.
 
-    ``listens[i]`` is the axis of column i, 0 for a zero column, ``None`` for one that mixes axes.
+    ``listens[i]`` is the axis of column i, -1 for a zero column, ``None`` for one that mixes axes.
     """
 
     shape: tuple[int, ...]
@@ -102,8 +110,15 @@ class PlainMatrix:
     def of(cls, frequencies: Tensor) -> PlainMatrix:
         plain = frequencies.detach().to(device="cpu", dtype=torch.float64)
         heard = (plain != 0).flatten(0, -3).any(0) if plain.ndim > 2 else plain != 0
-        listens = tuple(None if column.sum() > 1 else int(column.int().argmax()) for column in heard.unbind(-1))
+        axes = [column.nonzero().flatten().tolist() for column in heard.unbind(-1)]
+        listens = tuple(None if len(heard_by) > 1 else heard_by[0] if heard_by else -1 for heard_by in axes)
         return cls(tuple(plain.shape), tuple(plain.flatten().tolist()), listens)
+
+    def follows(self, pair_axes: Sequence[int]) -> bool:
+        """Whether every column that listens to one axis stands in that axis' block, one column for every pair."""
+        return len(self.listens) == len(pair_axes) and all(
+            heard in (None, -1, axis) for heard, axis in zip(self.listens, pair_axes, strict=True)
+        )
 
     def tensor(self, device: torch.device | str | None) -> Tensor:
         """The matrix ``shape`` in the widest float of ``device``."""
@@ -116,45 +131,79 @@ def turns(coords: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tens
     return exact.cos().to(dtype), exact.sin().to(dtype)
 
 
+class AxisRows(NamedTuple):
+    """What one axis contributes to a table: ``rows`` ``(..., size, len(channels))`` for these channels of the table."""
+
+    axis: int
+    channels: Sequence[int]
+    rows: Tensor
+
+
 def turns_on_grid(
     per_axis: Sequence[Tensor], frequencies: Tensor, listens: Sequence[int | None], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin for every cell of a grid, evaluated once per row of each axis and spread over the cells.
+    """cos and sin ``(..., cells, pairs)`` for every cell of a grid, row-major; see :func:`turns_by_axis`."""
+    if None in listens:
+        return turns(cells(per_axis).flatten(0, -2), frequencies, dtype)
+    cosines, sines = turns_by_axis(per_axis, frequencies, listens, dtype)
+    sizes = [coords.shape[0] for coords in per_axis]
+    return spread(cosines, sizes), spread(sines, sizes)
+
+
+def turns_by_axis(
+    per_axis: Sequence[Tensor], frequencies: Tensor, listens: Sequence[int | None], dtype: torch.dtype
+) -> tuple[list[AxisRows], list[AxisRows]]:
+    """cos and sin of a grid, evaluated once per row of each axis.
 
     A column that listens to one axis takes only as many values as that axis has rows: 144 rows in place of 65,536
     cells for a 16 x 64 x 64 clip. The values are those of :func:`turns` bit for bit: same products, same rounding,
-    and adding the other axes' zeros changes nothing. A matrix with mixed columns is evaluated cell by cell.
+    and adding the other axes' zeros changes nothing.
 
     Args:
         per_axis: Coordinates of each axis, ``(size,)``.
         frequencies: ``(..., axes, pairs)``.
-        listens: The axis of each column, ``None`` if it mixes several.
+        listens: The axis of each column; none mixes several.
         dtype: Of the result.
-
-    Returns:
-        Two tensors ``(..., cells, pairs)``, cells row-major.
     """
-    sizes = [coords.shape[0] for coords in per_axis]
-    if None in listens:
-        cells = torch.stack(torch.meshgrid(*per_axis, indexing="ij"), dim=-1).flatten(0, -2)
-        return turns(cells, frequencies, dtype)
-    order: list[int] = []
-    cosines: list[Tensor] = []
-    sines: list[Tensor] = []
+    cosines, sines = [], []
     for axis, coords in enumerate(per_axis):
-        columns = [column for column, heard in enumerate(listens) if heard == axis]
-        if not columns:
-            continue
-        rows = turns(coords.unsqueeze(-1), frequencies[..., axis : axis + 1, columns], dtype)
-        for parts, part in zip((cosines, sines), rows, strict=True):
-            there = part.reshape(
-                *part.shape[:-2], *(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), len(columns)
-            )
-            parts.append(there.expand(*part.shape[:-2], *sizes, len(columns)))
-        order += columns
-    cos, sin = torch.cat(cosines, -1), torch.cat(sines, -1)
-    if order != sorted(order):
-        places = sorted(range(len(order)), key=order.__getitem__)
-        cos, sin = cos[..., places], sin[..., places]
-    leading = frequencies.ndim - 2
-    return cos.flatten(leading, -2), sin.flatten(leading, -2)
+        columns = [column for column, heard in enumerate(listens) if heard == axis or (heard == -1 and axis == 0)]
+        if columns:
+            cos, sin = turns(coords.unsqueeze(-1), frequencies[..., axis : axis + 1, columns], dtype)
+            cosines.append(AxisRows(axis, columns, cos))
+            sines.append(AxisRows(axis, columns, sin))
+    return cosines, sines
+
+
+def spread(parts: Sequence[AxisRows], sizes: Sequence[int]) -> Tensor:
+    """Rows of single axes over all cells of a grid: ``(..., cells, channels)``, cells row-major.
+
+    Neighbouring channels of one axis are written together and in place: one pass over the table, which is all that a
+    large grid costs. Channels in turns (more runs than four per axis) take a second pass to come into order.
+    """
+    runs = [run for part in parts for run in _runs(part)]
+    in_turns = len(runs) > 4 * len(sizes)
+    chosen = list(parts) if in_turns else sorted(runs, key=lambda run: run.channels[0])
+    blocks = []
+    for axis, channels, rows in chosen:
+        there = rows.reshape(
+            *rows.shape[:-2], *(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), len(channels)
+        )
+        blocks.append(there.expand(*rows.shape[:-2], *sizes, len(channels)))
+    table = torch.cat(blocks, dim=-1).flatten(-1 - len(sizes), -2)
+    if not in_turns:
+        return table
+    order = [channel for part in chosen for channel in part.channels]
+    return table[..., sorted(range(len(order)), key=order.__getitem__)]
+
+
+def _runs(part: AxisRows) -> list[AxisRows]:
+    """The same rows cut into runs of neighbouring channels, ascending."""
+    order = sorted(range(len(part.channels)), key=part.channels.__getitem__)
+    channels = [part.channels[place] for place in order]
+    rows = part.rows if order == list(range(len(order))) else part.rows[..., order]
+    starts = [place for place in range(len(order)) if place == 0 or channels[place] != channels[place - 1] + 1]
+    return [
+        AxisRows(part.axis, channels[start:stop], rows[..., start:stop])
+        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)
+    ]

@@ -24,7 +24,7 @@ Align = Literal["centre", "corner"]
 CALLER = "ndpos.resize"
 GATHERS = ("nearest", "nearest-exact")  # kernels that copy rows: no weights, no antialias, no corner alignment
 REACH = 2  # columns that the widest kernel (cubic) reaches past either border
-CHANNELS_AT_ONCE = 128
+NUMBERS_AT_ONCE = 2**20
 
 
 def resize(
@@ -96,36 +96,44 @@ def resize(
     flat = _is_flat(table, old, num_prefix)
     if all(_is_same(before, after) for before, after in zip(old, new, strict=True)):
         return table
-    grid = table[..., num_prefix:, :].unflatten(-2, old) if flat else table
-    resized = _resample(grid, old, new, kernels, antialias, align)
-    if not flat:
-        return resized
-    return torch.cat([table[..., :num_prefix, :], resized.flatten(-1 - len(new), -2)], dim=-2)
 
-
-def _resample(
-    grid: Tensor, old: Sequence[int], new: Sequence[int], kernels: Sequence[Kernel], antialias: bool, align: Align
-) -> Tensor:
-    """``(..., *old, dim)`` to ``(..., *new, dim)``, in the widest float of the device and rounded once."""
-    like = torch.empty((), dtype=exact_dtype(grid.device), device=grid.device)
+    like = torch.empty((), dtype=exact_dtype(table.device), device=table.device)
     steps = [
-        _axis_step(dim - len(old) - 1, before, after, kernel, antialias, align, like)
-        for dim, (before, after, kernel) in enumerate(zip(old, new, kernels, strict=True))
+        _axis_step(axis - len(old) - 1, old[axis], new[axis], kernels[axis], antialias, align, like)
+        for axis in _cheapest_order(old, new)
     ]
+
+    def move(part: Tensor) -> Tensor:
+        grid = torch.unflatten(part[..., num_prefix:, :], -2, old) if flat else part
+        moved = grid.to(like.dtype)
+        for step in steps:
+            moved = step(moved)
+        moved = _round(moved, table.dtype)
+        return torch.cat([part[..., :num_prefix, :], moved.flatten(-1 - len(new), -2)], dim=-2) if flat else moved
+
     # Autocast leaves float64 alone but would take a float32 product to bfloat16.
-    exact = nullcontext() if like.dtype == torch.float64 else torch.autocast(grid.device.type, enabled=False)
-    # A few channels at a time: float64 copies of the whole table would need twice the memory of the result, and
-    # fetching fresh memory took longer than the arithmetic. The price is one more copy of the result. A graph is not
-    # cut into pieces.
-    width = grid.shape[-1] if torch.compiler.is_compiling() else CHANNELS_AT_ONCE
-    parts = []
+    exact = nullcontext() if like.dtype == torch.float64 else torch.autocast(table.device.type, enabled=False)
     with exact:
-        for part in grid.split(width, dim=-1):
-            moved = part.to(like.dtype)
-            for step in steps:
-                moved = step(moved)
-            parts.append(_round(moved, grid.dtype))
+        parts = [move(part) for part in torch.split(table, _channels_at_once(table, old, new), dim=-1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _cheapest_order(old: Sequence[int], new: Sequence[int]) -> list[int]:
+    """Axes in the order of least work: those that shrink most come first. Symbolic sizes are not compared."""
+    axes = list(range(len(old)))
+    return axes if torch.compiler.is_compiling() else sorted(axes, key=lambda axis: new[axis] / old[axis])
+
+
+def _channels_at_once(table: Tensor, old: Sequence[int], new: Sequence[int]) -> int:
+    """How many channels are resampled together, so that float64 copies stay small and are not fetched anew.
+
+    Whole tables took up to twice as long, half of it spent on fresh memory. The price is one more copy of the
+    result. A graph is not cut into pieces: their number would be part of it.
+    """
+    if torch.compiler.is_compiling():
+        return table.shape[-1]
+    rows = table[..., :1].numel()
+    return max(1, NUMBERS_AT_ONCE // max(1, rows * product(new) // product(old)))
 
 
 def _axis_step(
@@ -154,24 +162,27 @@ def _mix(weights: Tensor, x: Tensor, dim: int) -> Tensor:
 def _weights(old: int, new: int, kernel: Kernel, antialias: bool, align: Align, like: Tensor) -> Tensor:
     """How much of each old token goes into each new one: ``(new, old)``, rows that sum to one.
 
-    Built elementwise, so that one graph serves all sizes. Most of it is zero; the price is small beside the table.
+    Built elementwise, so that one graph serves all sizes. Most of it is zero: next to nothing for the axes of a grid,
+    but a single axis of 4096 tokens taken to 8192 costs 2 GB and some seconds.
     """
     row = torch.arange(new, dtype=like.dtype, device=like.device)[:, None]
     column = torch.arange(old, dtype=like.dtype, device=like.device)
+    one = torch.ones_like(like)
     if align == "centre":
-        centre = (row + 0.5) * old / new - 0.5
-        spacing = torch.ones_like(like) * old / new
+        centre, spacing = (row + 0.5) * old / new - 0.5, one * old / new
     else:
-        gaps = torch.sym_max(new - 1, 1)  # a lone token has no gap: it stands at 0, on the first one
+        # torch widens by the same spacing but puts antialiased centres half a token off, so that its corners drift.
+        gaps = (one * (new - 1)).clamp(min=1)
         centre = row * (old - 1) / gaps
-        spacing = centre[-1] / gaps
+        spacing = centre[-1] / gaps  # 0 for a lone token, which so stays unwidened: it is the first row
     if antialias:
         inside = _curve((centre - column) / spacing.clamp(min=1), kernel, antialias)
         return inside / inside.sum(dim=-1, keepdim=True)
     wide = torch.arange(-REACH, old + REACH, dtype=like.dtype, device=like.device)
-    first, inside, last = _curve(centre - wide, kernel, antialias).split([REACH, old, REACH], dim=-1)
-    first, last = first.sum(dim=-1, keepdim=True), last.sum(dim=-1, keepdim=True)
-    return inside + first * (column == 0) + last * (column == old - 1)
+    weights = _curve(centre - wide, kernel, antialias)
+    before = weights[:, :REACH].sum(dim=-1, keepdim=True)
+    after = weights[:, -REACH:].sum(dim=-1, keepdim=True)
+    return weights[:, REACH:-REACH] + before * (column == 0) + after * (column == old - 1)
 
 
 def _curve(distance: Tensor, kernel: Kernel, antialias: bool) -> Tensor:
@@ -210,11 +221,11 @@ def _is_flat(table: Tensor, old: tuple[int, ...], num_prefix: int) -> bool:
         return True
     if num_prefix == 0 and shape[:-1] == old:
         return False
-    rows = shape[-2] if table.ndim >= 2 else None
-    spare = None if rows is None else rows - product(old)
-    cure = "Name the grid that the table was trained on in old_sizes."
-    if spare is not None and spare >= 0 and table.ndim < len(old) + 2:
-        cure = f"If the table starts with {spare} class or register rows, pass num_prefix={spare}. Else: {cure[0].lower()}{cure[1:]}"
+    rows = shape[-2] if table.ndim >= 2 else 0
+    spare = rows - product(old)
+    cure = "Pass in old_sizes the grid that the table was trained on."
+    if spare >= 0:
+        cure = f"If it starts with {spare} class or register rows, pass num_prefix={spare}. If not, old_sizes is wrong."
     raise ValueError(
         f"{CALLER}: the table has {rows} rows, old_sizes and num_prefix need {needed}.\n"
         f"  table       {tuple(shape)}  (*batch, num_prefix + prod(old_sizes), dim) or (*old_sizes, dim)\n"

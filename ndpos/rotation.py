@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ndpos.kernels import Pairing, turn_pairs
+from ndpos.kernels import Pairing, check_blocks, turn_pairs
 from ndpos.sizes import refuse_outside
 
 __all__ = ["Rotation"]
@@ -100,11 +101,15 @@ class Rotation:
             if not -count <= tokens < count:
                 raise IndexError(f"ndpos.Rotation: token {tokens} of {count}.")
             return self[slice(tokens % count, tokens % count + 1)]
-        index = torch.as_tensor(tokens, device=self.cos.device)
+        try:
+            index = torch.as_tensor(tokens, device=self.cos.device)
+            seen = f"{tuple(index.shape)} {index.dtype}"
+        except (RuntimeError, TypeError, ValueError):
+            index, seen = torch.empty(()), repr(tokens)
         if index.ndim != 1 or (index.dtype == torch.bool and index.shape[0] != count):
             raise ValueError(
-                f"ndpos.Rotation[...]: a slice, a mask ({count},) or indices (kept,); got {tuple(index.shape)} "
-                f"{index.dtype}. Another subset per sample: turn.take(indices), indices (batch, kept)."
+                f"ndpos.Rotation[...]: a slice, a mask ({count},) or indices (kept,); got {seen}. Another subset per "
+                f"sample: turn.take(indices), indices (batch, kept)."
             )
         return self.take(index.nonzero().flatten() if index.dtype == torch.bool else index)
 
@@ -119,14 +124,19 @@ class Rotation:
             ``turn(x)[i]``.
 
         Raises:
-            ValueError: indices that are not integers, out of range, or of another rank.
+            ValueError: indices that are not integers, out of range, or of another rank or batch.
         """
-        if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
+        dtype = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+            raise ValueError(f"ndpos.Rotation.take: indices are integers, got {dtype}. A mask goes in turn[mask].")
+        batch = tuple(self.cos.shape[self.num_layers is not None : -3])
+        per_sample = indices.ndim == 2 and len(batch) < 2 and all(size in (1, len(indices)) for size in batch)
+        if indices.ndim != 1 and not per_sample:
             raise ValueError(
-                f"ndpos.Rotation.take: indices are integers, got {indices.dtype}. A mask goes in turn[mask]."
+                f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)} for a rotation "
+                f"of batch {batch}."
             )
-        if indices.ndim not in (1, 2):
-            raise ValueError(f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)}.")
+        indices = indices.to(torch.int64)  # narrower integers cannot hold the number of tokens they are compared with
         refuse_outside(
             indices,
             self.cos.shape[-2],
@@ -141,7 +151,8 @@ class Rotation:
             while part.ndim < 3:
                 part = part.unsqueeze(0)
             part = part.unsqueeze(-4) if part.ndim <= unbatched else part
-            return part.take_along_dim(indices[:, None, :, None], dim=-2)
+            index = indices[:, None, :, None]
+            return part.take_along_dim(index if part.ndim == 4 else index.unsqueeze(0), dim=-2)
 
         return self._each_token(gather)
 
@@ -219,16 +230,21 @@ class Rotation:
             turned = (_in_basis(turned, self.basis, token_dim) if self.basis_last else turned).to(x.dtype)
         if not self.num_prefix and not self.num_suffix:
             return turned
-        before = x.narrow(token_dim, 0, self.num_prefix)
-        after = x.narrow(token_dim, tokens - self.num_suffix, self.num_suffix)
-        return torch.cat([part for part in (before, turned, after) if part.shape[token_dim]], dim=token_dim)
+        before = [x.narrow(token_dim, 0, self.num_prefix)] if self.num_prefix else []
+        after = [x.narrow(token_dim, tokens - self.num_suffix, self.num_suffix)] if self.num_suffix else []
+        return torch.cat([*before, turned, *after], dim=token_dim)
 
     def _check(self, x: Tensor, token_dim: int, caller: str) -> int:
         """Raise unless ``x`` fits; the dimension of the tokens counted from the end, -2 or -3."""
-        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-            seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{caller}: x is a float16, bfloat16, float32 or float64 tensor, got {seen}.")
+        refuse_tracing(caller)
+        check_floating(caller, x)
+        if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
+            raise ValueError(
+                f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "
+                f"{tuple(self.sin.shape)}."
+            )
         tokens, pairs = self.cos.shape[-2:]
+        check_blocks(caller, self.pairing, self.blocks, pairs)
         shapes = (
             f"\n  x         {tuple(x.shape)}  token_dim {token_dim}"
             f"\n  rotation  {tuple(self.cos.shape)}  (*batch, heads|1, tokens, pairs), pairing {self.pairing!r}, "
@@ -255,8 +271,15 @@ class Rotation:
             raise ValueError(
                 f"{caller}: the rotation is for {self.num_prefix} + {tokens} + {self.num_suffix} tokens (prefix, "
                 f"rotated, suffix), x has {x.shape[from_end]}.{shapes}If x starts with class or register tokens, say "
-                f"num_prefix; if it is (batch, tokens, heads, head_dim), token_dim=-3."
+                f"num_prefix, or turn x[..., num_prefix:, :]; if it is (batch, tokens, heads, head_dim), token_dim=-3."
             )
+        if self.basis is not None:
+            square, x_heads = (x.shape[-1], x.shape[-1]), x.shape[-5 - from_end] if x.ndim > 2 else 1
+            if tuple(self.basis.shape) not in (square, (1, *square), (x_heads, *square)):
+                raise ValueError(
+                    f"{caller}: the basis is (head_dim, head_dim) or (heads, head_dim, head_dim), got "
+                    f"{tuple(self.basis.shape)}.{shapes}One basis for all heads, or one for each head of x."
+                )
         heads, shared = self.cos.shape[-3], self.cos.ndim == 3
         if shared and heads == 1:
             return from_end
@@ -276,6 +299,22 @@ class Rotation:
         return from_end
 
 
+def refuse_tracing(caller: str) -> None:
+    """Raise under ``torch.jit.trace``, which would fix the sizes of its example into the graph without a word."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise NotImplementedError(
+            f"{caller}: torch.jit.trace is not supported: its graph is for the sizes of the example alone. Use "
+            f"torch.export.export, or torch.onnx.export(..., dynamo=True); both keep sizes open."
+        )
+
+
+def check_floating(caller: str, x: Tensor) -> None:
+    """Raise unless ``x`` is a tensor that can be turned."""
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+        seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{caller}: x is a float16, bfloat16, float32 or float64 tensor, got {seen}.")
+
+
 def _beside(part: Tensor, token_dim: int) -> Tensor:
     """``(*batch, heads|1, tokens, pairs)`` in the order of x's dimensions."""
     if part.ndim == 3 and part.shape[0] == 1:
@@ -288,7 +327,10 @@ def _in_basis(x: Tensor, basis: Tensor, token_dim: int) -> Tensor:
     """``x @ basis`` over the channels, never lowered by autocast."""
     if basis.ndim == 3 and token_dim == -3:
         return _in_basis(x.transpose(-2, -3), basis, -2).transpose(-2, -3)
-    with torch.autocast(x.device.type, enabled=False):
+    device = x.device.type
+    # The meta device knows no autocast and refuses to have it turned off.
+    exact = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    with exact:
         return x @ basis.to(x.dtype)
 
 
@@ -322,3 +364,5 @@ pytree.register_pytree_node(
     from_dumpable_context=_tuples,
     flatten_with_keys_fn=_flatten_with_keys,
 )
+# Tensors and plain settings: an exported program that takes a Rotation can be loaded from its file.
+torch.serialization.add_safe_globals([Rotation])

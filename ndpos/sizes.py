@@ -39,7 +39,7 @@ def sizes_per_axis(
 
     A lone integer is refused: ``16`` could mean one axis of 16 or a square, and the two differ in silence.
     """
-    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+    if isinstance(sizes, (str, bytes)) or not _several(sizes):
         raise TypeError(
             f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two "
             f"(height, width)."
@@ -54,12 +54,19 @@ def sizes_per_axis(
 
 def numbers_per_axis(caller: str, name: str, value: Any, axes: int) -> tuple[Any, ...]:
     """A number repeated for every axis, or a sequence of exactly one number per axis."""
-    if not hasattr(value, "__iter__"):
+    if not _several(value):
         return (value,) * axes
     numbers = tuple(value)
     if len(numbers) != axes:
         raise ValueError(f"{caller}: {name} is one number or one per axis; got {len(numbers)} for {axes} axes.")
     return numbers
+
+
+def _several(value: Any) -> bool:
+    """Whether ``value`` is a sequence; an array or tensor without dimensions has ``__iter__`` and yet is one number."""
+    if isinstance(value, (int, float, torch.SymInt)):  # asking a symbolic number for __iter__ would break the graph
+        return False
+    return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
 
 
 def product(sizes: Sequence[int]) -> int:

@@ -104,3 +104,160 @@ def exact_turn(position, exponent, base=10000):
         angle = Decimal(position) * Decimal(base) ** -(Decimal(exponent.numerator) / Decimal(exponent.denominator))
         angle = float(angle % (2 * PI))
     return math.cos(angle), math.sin(angle)
+
+
+# A table moved to another grid: one matrix per axis, entry by entry.
+
+
+def keys_cubic(s, a):
+    """Weight at distance s in cubic convolution: Keys 1981, doi:10.1109/TASSP.1981.1163711, eq. 4, 15 for a = -1/2."""
+    s = abs(s)
+    if s <= 1:
+        return (a + 2) * s**3 - (a + 3) * s**2 + 1
+    if s < 2:
+        return a * s**3 - 5 * a * s**2 + 8 * a * s - 4 * a
+    return 0.0
+
+
+def triangle(s):
+    return max(0.0, 1 - abs(s))
+
+
+def resample_matrix(old, new, kernel, antialias, align):
+    """Rows of weights (new, old) of one axis, by the rules of torch.nn.functional.interpolate (ATen UpSample.h).
+
+    nearest: the last column that starts no later than the new one; nearest-exact: the column that holds its middle.
+    Without antialias the taps around the centre are clamped to the border; with it (ATen UpSampleKernel.cpp, after
+    Pillow) the kernel is as wide as the spacing of the new rows, taps outside are left out, and rows sum to one.
+    Corner alignment with antialias is not ATen's: the centres are where corners meet, i * (old - 1) / (new - 1).
+    """
+    matrix = [[0.0] * old for _ in range(new)]
+    a = -0.75 if kernel == "cubic" and not antialias else -0.5
+    for i in range(new):
+        if kernel in ("nearest", "nearest-exact"):
+            at, steps = (i, new) if kernel == "nearest" else (2 * i + 1, 2 * new)
+            matrix[i][max(j for j in range(old) if j * steps <= at * old)] = 1.0
+            continue
+        if align == "centre":
+            spacing = old / new
+            centre = spacing * (i + 0.5) - 0.5
+        else:
+            spacing = (old - 1) / (new - 1) if new > 1 else 0.0
+            centre = spacing * i
+        width = max(spacing, 1.0) if antialias else 1.0
+        reach = (1 if kernel == "linear" else 2) * width
+        for tap in range(math.floor(centre - reach), math.ceil(centre + reach) + 1):
+            s = (tap - centre) / width
+            weight = triangle(s) if kernel == "linear" else keys_cubic(s, a)
+            if not antialias:
+                matrix[i][min(max(tap, 0), old - 1)] += weight
+            elif 0 <= tap < old:
+                matrix[i][tap] += weight
+        if antialias:
+            total = sum(matrix[i])
+            matrix[i] = [weight / total for weight in matrix[i]]
+    return matrix
+
+
+# Pairs turned, attention, and rows looked up.
+
+
+def pair_places(pairing, pairs, blocks=None):
+    """The two channels of every pair, counted out.
+
+    "interleaved": Su et al. 2021, RoFormer, arXiv:2104.09864, eq. 34. "half": ``rotate_half`` of GPT-NeoX,
+    arXiv:2204.06745. "half_per_axis": the same inside each axis block, ``RoPE2D`` of CroCo v2, arXiv:2211.10408.
+    """
+    places = []
+    if pairing == "interleaved":
+        for pair in range(pairs):
+            places.append((2 * pair, 2 * pair + 1))
+        return places
+    first = 0
+    for count in blocks if pairing == "half_per_axis" else [pairs]:
+        for pair in range(count):
+            places.append((first + pair, first + count + pair))
+        first += 2 * count
+    return places
+
+
+def rotation(x, angles, pairing, blocks=None):
+    """a' = a cos - b sin, b' = a sin + b cos for every pair of every token; other channels copied.
+
+    Su et al. 2021, RoFormer, arXiv:2104.09864, eq. 34. ``x`` (tokens, channels), ``angles`` (tokens, pairs), as lists.
+    """
+    turned = []
+    for row, turns in zip(x, angles, strict=True):
+        out = list(row)
+        for (one, two), turn in zip(pair_places(pairing, len(turns), blocks), turns, strict=True):
+            out[one] = row[one] * math.cos(turn) - row[two] * math.sin(turn)
+            out[two] = row[one] * math.sin(turn) + row[two] * math.cos(turn)
+        turned.append(out)
+    return turned
+
+
+def rotation_gradients(x, angles, above, pairing, blocks=None):
+    """Gradients of ``sum(above * rotation(x, angles))`` in x and in the angles: derivatives of RoFormer's eq. 34.
+
+    In x: ``above`` turned back, a rotation's transpose being its inverse. In an angle: the derivatives of a' and b'
+    by it are -b' and a'.
+    """
+    in_x = rotation(above, [[-turn for turn in turns] for turns in angles], pairing, blocks)
+    turned = rotation(x, angles, pairing, blocks)
+    in_angles = []
+    for gradient, row, turns in zip(above, turned, angles, strict=True):
+        places = pair_places(pairing, len(turns), blocks)
+        in_angles.append([gradient[two] * row[one] - gradient[one] * row[two] for one, two in places])
+    return in_x, in_angles
+
+
+def dot(one, two):
+    total = 0.0
+    for a, b in zip(one, two, strict=True):
+        total += a * b
+    return total
+
+
+def attention(q, k, v, causal=False):
+    """softmax(q k^T / sqrt(d)) v: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; causal: section 3.2.3."""
+    out = []
+    for place, query in enumerate(q):
+        seen = place + 1 if causal else len(k)
+        scores = [dot(query, key) / math.sqrt(len(query)) for key in k[:seen]]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        out.append(
+            [
+                sum(weight * value[channel] for weight, value in zip(weights, v[:seen], strict=True)) / sum(weights)
+                for channel in range(len(v[0]))
+            ]
+        )
+    return out
+
+
+def rows_between(table, sizes, coord, wrap=False):
+    """Multilinear interpolation between the corners around ``coord``, written out corner by corner.
+
+    ``table`` (prod(sizes), channels) in row-major order, as lists. "Bilinear": Press et al., Numerical Recipes, eq.
+    3.6.5, for any number of axes; for ``wrap`` the grid is a torus, else the last row stands for what lies past it.
+    """
+    total = [0.0] * len(table[0])
+    for corner in range(2 ** len(sizes)):
+        weight, row = 1.0, 0
+        for axis, (at, size) in enumerate(zip(coord, sizes, strict=True)):
+            low = math.floor(at)
+            above = corner >> axis & 1
+            weight *= at - low if above else 1 - (at - low)
+            place = (low + above) % size if wrap else min(low + above, size - 1)
+            row = row * size + place
+        for channel, value in enumerate(table[row]):
+            total[channel] += weight * value
+    return total
+
+
+def bits(number, count):
+    """The ``count`` lowest binary digits, lowest first, by repeated halving."""
+    digits = []
+    for _ in range(count):
+        digits.append(float(number % 2))
+        number //= 2
+    return digits

@@ -10,6 +10,7 @@ ROUTES = [(source, target) for source in ("interleaved", "half", "half_per_axis"
 
 def scores(q, k, pairing, blocks=None):
     angles = ndpos.angles(ndpos.grid((5,)), ndpos.geometric(ndpos.AxisSplit((2 * sum(blocks or (4,)),))))
+    blocks = blocks if pairing == "half_per_axis" else None
     turned = [ndpos.rotate(x, angles, pairing=pairing, blocks=blocks) for x in (q, k)]
     return turned[0] @ turned[1].mT
 
@@ -36,7 +37,8 @@ def test_every_route_scores_alike_and_comes_back_bit_for_bit(source, target, pai
     q, k = torch.randn(2, 5, 8, generator=rng, dtype=torch.float64)
 
     def convert(x, to, back):
-        return ndpos.convert_pairing(x.T, head_dim=8, source=to, target=back, pairs=pairs, blocks=blocks).T
+        given = blocks if "half_per_axis" in (to, back) else None
+        return ndpos.convert_pairing(x.T, head_dim=8, source=to, target=back, pairs=pairs, blocks=given).T
 
     there = [convert(x, source, target) for x in (q, k)]
     torch.testing.assert_close(scores(*there, target, blocks), scores(q, k, source, blocks))
@@ -69,6 +71,7 @@ def test_biases_and_any_dtype_are_carried_exactly(dtype):
         ({"head_dim": 8, "pairs": 5}, "5 pairs need 10 channels, head_dim is 8"),
         ({"head_dim": 8, "source": "split"}, "pairing is one of .*got 'split'"),
         ({"head_dim": 8, "source": "half_per_axis"}, "needs the pairs of each axis block, 4 in all, got blocks=None"),
+        ({"head_dim": 8, "blocks": (2, 2)}, "blocks belong to 'half_per_axis'; got 'half' to 'interleaved'"),
         ({"head_dim": 4, "fused": (("q", 1), ("k", 2))}, r"for 2 heads in \(8, 2\)"),
         ({"head_dim": 4, "fused": (("q", 1), ("x", 1))}, "part 'q', 'k' or 'v'"),
     ],

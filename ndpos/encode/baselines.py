@@ -77,9 +77,12 @@ class BinaryEmbedding(nn.Module):
         parts = []
         for axis in self.split.order:
             numbers, bits = coords[..., axis], self.split.channels[axis]
-            whole = (numbers >= 0) & (numbers < 2.0 ** min(bits, 63)) & (numbers == numbers.floor())
+            if numbers.dtype.is_floating_point:
+                fits = (numbers >= 0) & (numbers < 2.0 ** min(bits, 63)) & (numbers == numbers.floor())
+            else:  # without a float in between: float32 rounds 2**26 - 1 up to the bound itself
+                fits = numbers.to(torch.int64) >> min(bits, 63) == 0
             refuse_unless(
-                whole if bits else numbers == numbers,
+                fits if bits else numbers == numbers,
                 numbers,
                 f"{caller}: axis {axis} has {bits} bits, for whole numbers at least 0 and below 2**{bits}.",
             )

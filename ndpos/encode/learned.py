@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ndpos.positions import exact_dtype
 from ndpos.radians import check_coords
 from ndpos.resample import Align, Kernel, resize
+from ndpos.rotation import refuse_tracing
 from ndpos.sizes import product, refuse_outside, refuse_unless, sizes_per_axis, whole
 from ndpos.subspaces import AxisSplit
 from ndpos.subspaces import split as even_split
@@ -125,12 +126,14 @@ class LearnedEmbedding(nn.Module):
             ValueError: another number of axes, or a size below 1.
         """
         caller = "ndpos.LearnedEmbedding"
+        refuse_tracing(caller)
         sizes = self.sizes if sizes is None else sizes_per_axis(caller, sizes, minimum=1, axes=len(self.sizes))
         if self.kind == "joint":
-            table = resize(self.tables[0].flatten(0, -2), sizes, old_sizes=self.sizes, **self.resampling)
+            own = _own(self.tables[0]).flatten(0, -2)
+            table = resize(own, sizes, old_sizes=self.sizes, **self.resampling)
         else:
             rows = [
-                resize(table, (sizes[axis],), old_sizes=(self.sizes[axis],), **self.resampling)
+                resize(_full(_own(table)), (sizes[axis],), old_sizes=(self.sizes[axis],), **self.resampling)
                 for axis, table in zip(self.table_axes, self.tables, strict=True)
             ]
             spread = [
@@ -139,8 +142,8 @@ class LearnedEmbedding(nn.Module):
                 )
                 for axis, row in zip(self.table_axes, rows, strict=True)
             ]
-            table = self._join(spread).reshape(product(sizes), self.dim)
-        return table if self.prefix is None else torch.cat((self.prefix, table))
+            table = self._join(spread).reshape(product(sizes), self.dim).to(self.tables[0].dtype)
+        return table if self.prefix is None else torch.cat((_own(self.prefix), table))
 
     def lookup(self, coords: Tensor, *, kernel: Literal["exact", "linear"] = "exact") -> Tensor:
         """The rows at ``coords``; prefix rows have no coordinates and are not among them.
@@ -157,17 +160,19 @@ class LearnedEmbedding(nn.Module):
                 number of axes. On an accelerator or under ``torch.compile`` an asynchronous assertion instead.
         """
         caller = "ndpos.LearnedEmbedding.lookup"
+        refuse_tracing(caller)
         if kernel not in ("exact", "linear"):
             raise ValueError(f"{caller}: kernel is 'exact' or 'linear', got {kernel!r}.")
-        check_coords(caller, coords.unsqueeze(0) if coords.ndim == 1 else coords, len(self.sizes))
+        one = isinstance(coords, Tensor) and coords.ndim == 1
+        check_coords(caller, coords.unsqueeze(0) if one else coords, len(self.sizes))
         places = [self._neighbours(numbers, axis, kernel) for axis, numbers in enumerate(coords.unbind(-1))]
         if self.kind == "joint":
-            return self._blend(self.tables[0].flatten(0, -2), places, self.sizes)
+            return self._blend(self.tables[0].flatten(0, -2), places, self.sizes).to(self.tables[0].dtype)
         rows = [
             self._blend(table, [places[axis]], [self.sizes[axis]])
             for axis, table in zip(self.table_axes, self.tables, strict=True)
         ]
-        return self._join(rows)
+        return self._join(rows).to(self.tables[0].dtype)
 
     def _neighbours(self, numbers: Tensor, axis: int, kernel: str) -> list[tuple[Tensor, Tensor | None]]:
         """Row indices beside ``numbers`` on one axis and the weight of each; no weight where there is one row."""
@@ -177,6 +182,8 @@ class LearnedEmbedding(nn.Module):
             fits = numbers.isfinite() if kernel == "linear" else numbers.isfinite() & (numbers == numbers.floor())
             advice = "finite" if kernel == "linear" else "whole numbers; kernel='linear' takes fractional ones"
             refuse_unless(fits, numbers, f"{caller}: coordinates of axis {axis} are {advice}.")
+        else:
+            numbers = numbers.to(torch.int64)  # a narrower integer may not hold the size it is compared with
         if self.outside == "raise":
             refuse_outside(
                 numbers,
@@ -203,15 +210,16 @@ class LearnedEmbedding(nn.Module):
                 weight = share if weight is None else weight if share is None else weight * share
             rows = F.embedding(index, table)
             if weight is not None:
-                rows = rows * weight.unsqueeze(-1).to(torch.promote_types(table.dtype, torch.float32))
+                rows = _full(rows)
+                rows = rows * weight.unsqueeze(-1).to(rows.dtype)
             total = rows if total is None else total + rows
         assert total is not None
-        return total.to(table.dtype)
+        return total
 
     def _join(self, rows: Sequence[Tensor]) -> Tensor:
         """Per-axis rows ``(..., channels)`` side by side, or added."""
         if self.kind == "sum":
-            total = rows[0]
+            total = _full(rows[0])
             for row in rows[1:]:
                 total = total + row
             return total
@@ -226,3 +234,18 @@ class LearnedEmbedding(nn.Module):
             f"{self.sizes}, {self.dim}, kind={self.kind!r}{split}, num_prefix={self.num_prefix}, "
             f"outside={self.outside!r}, {settings}"
         )
+
+
+def _own(parameter: Tensor) -> Tensor:
+    """The same numbers in memory of their own, and a gradient in memory of its own.
+
+    A view would be of nothing once FSDP2 has freed the parameter after the forward. And where two tables are added to
+    the same tokens, a parameter would keep a view of the one gradient of both: torch (2.14) then accumulates the next
+    backward into both at once, and gradients come out too large. ``clone`` hands the gradient on, a product does not.
+    """
+    return parameter * 1
+
+
+def _full(rows: Tensor) -> Tensor:
+    """Half-precision rows as float32, in which they are weighed and added; others as they are."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))

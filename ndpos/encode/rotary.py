@@ -12,7 +12,7 @@ from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, check_blocks
 from ndpos.positions import Numbers, axis_coords, exact_dtype
 from ndpos.radians import PlainMatrix, check_coords, turns, turns_on_grid
-from ndpos.rotation import Rotation
+from ndpos.rotation import Rotation, check_floating, refuse_tracing
 from ndpos.sizes import whole
 from ndpos.subspaces import AxisSplit
 
@@ -64,7 +64,8 @@ def rotate(
             f"{caller}: angles are float32 or float64, got {seen}. Near 1000 a bfloat16 is 4 apart, a float16 0.5: "
             f"cast the result, never the angles."
         )
-    if angles.ndim != 2 and angles.ndim != x.ndim:
+    check_floating(caller, x)
+    if angles.ndim < 2 or (angles.ndim > 2 and angles.ndim != x.ndim):
         raise ValueError(
             f"{caller}: angles are (tokens, pairs), or have as many dimensions as x: (..., heads|1, tokens, pairs).\n"
             f"  x       {tuple(x.shape)}\n  angles  {tuple(angles.shape)}\n"
@@ -73,7 +74,7 @@ def rotate(
     if angles.ndim == 2:
         angles = angles.unsqueeze(0)
     turn = Rotation(angles.cos(), angles.sin(), pairing, blocks=check_blocks(caller, pairing, blocks, angles.shape[-1]))
-    return turn(x, token_dim=token_dim)
+    return turn._turn(x, token_dim, caller, turn.cos, turn.sin, None)
 
 
 class _Lattice(NamedTuple):
@@ -97,7 +98,8 @@ class RotaryEmbedding(nn.Module):
             :func:`ndpos.rotate`. The default is for new weights: trained weights need their own.
         base: The theta of the geometric ladder, for all axes or one per axis; refused beside ``frequencies``.
         frequencies: ``(axes, pairs)``, ``(heads, axes, pairs)`` or ``(layers, heads, axes, pairs)`` in radians per unit
-            of coordinate, ``pairs`` at most ``split.dim // 2``. The split then supplies axes and head_dim alone.
+            of coordinate, ``pairs`` at most ``split.dim // 2``. The split then supplies axes and head_dim alone:
+            ``AxisSplit([2 * count for count in counts])`` for :func:`ndpos.sections`, whatever their layout.
         heads: Number of heads, for a matrix per head (the same ladder for each to begin with, or as given).
         layers: Number of layers, for a matrix per layer and head.
         learnable: Learn the non-zero frequencies, so that disjoint axes stay disjoint; a matrix without a zero is
@@ -141,7 +143,12 @@ class RotaryEmbedding(nn.Module):
         matrix = PlainMatrix.of(_per_head(caller, frequencies, split, heads, layers))
         pairs = matrix.shape[-1]
         self.split, self.pairing, self.learnable = split, pairing, learnable
-        self.blocks = check_blocks(caller, pairing, split.blocks, pairs)
+        self.blocks = check_blocks(caller, pairing, split.blocks if pairing == "half_per_axis" else None, pairs)
+        if self.blocks is not None and not matrix.follows(split.pair_axes):
+            raise ValueError(
+                f"{caller}: 'half_per_axis' needs a column for each of the {split.pairs} pairs, in the "
+                f"blocks of the split, axes {split.pair_axes}; got columns for {matrix.listens}."
+            )
         self.heads = matrix.shape[-3] if len(matrix.shape) > 2 else None
         self.layers = matrix.shape[0] if len(matrix.shape) == 4 else None
         self.matrix = matrix
@@ -195,6 +202,7 @@ class RotaryEmbedding(nn.Module):
             ValueError: coordinates with another number of axes, or a half-precision ``dtype``.
         """
         caller = "ndpos.RotaryEmbedding"
+        refuse_tracing(caller)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."

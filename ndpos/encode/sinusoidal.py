@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ndpos.frequencies import geometric
-from ndpos.positions import Numbers, axis_coords
-from ndpos.radians import PlainMatrix, check_coords, turns, turns_on_grid
+from ndpos.kernels import Pairing, pair_channels
+from ndpos.positions import Numbers, axis_coords, cells
+from ndpos.radians import AxisRows, PlainMatrix, check_coords, check_frequencies, spread, turns, turns_by_axis
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["SinusoidalEmbedding", "add"]
 
 Layout = Literal["interleaved", "sin_cos", "axis_sin_cos"]
+CHANNELS: dict[Layout, Pairing] = {"interleaved": "interleaved", "sin_cos": "half", "axis_sin_cos": "half_per_axis"}
 
 
 class SinusoidalEmbedding(nn.Module):
@@ -37,6 +39,7 @@ class SinusoidalEmbedding(nn.Module):
 
     Raises:
         ValueError: settings that contradict each other or the split.
+        TypeError: a split or frequencies of another type, complex or boolean frequencies.
 
     Example:
         >>> import ndpos
@@ -73,15 +76,19 @@ class SinusoidalEmbedding(nn.Module):
             raise ValueError(
                 f"{caller}: frequencies already say how fast each pair turns; leave base and endpoint out."
             )
+        check_frequencies(caller, frequencies)
         shape = tuple(frequencies.shape)
         if len(shape) != 2 or shape[0] != split.axes or 2 * shape[1] > split.dim:
             raise ValueError(
                 f"{caller}: frequencies are (axes, pairs) with {split.axes} axes and at most {split.dim // 2} pairs; "
                 f"got {shape}."
             )
-        if layout == "axis_sin_cos" and shape[1] != split.pairs:
-            raise ValueError(f"{caller}: 'axis_sin_cos' needs a column for each of {split.pairs} pairs; got {shape}.")
         self.split, self.layout, self.matrix = split, layout, PlainMatrix.of(frequencies)
+        if layout == "axis_sin_cos" and not self.matrix.follows(split.pair_axes):
+            raise ValueError(
+                f"{caller}: 'axis_sin_cos' needs a column for each of the {split.pairs} pairs, in the "
+                f"blocks of the split, axes {split.pair_axes}; got columns for {self.matrix.listens}."
+            )
 
     def forward(self, coords: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The table at ``coords``.
@@ -116,8 +123,19 @@ class SinusoidalEmbedding(nn.Module):
         per_axis = axis_coords(sizes, start, step, device, caller=caller)
         if len(per_axis) != self.split.axes:
             raise ValueError(f"{caller}: the encoding has {self.split.axes} axes, sizes are {tuple(sizes)}.")
-        matrix = self.matrix.tensor(per_axis[0].device)
-        return self._lay_out(*turns_on_grid(per_axis, matrix, self.matrix.listens, self._floating(dtype)))
+        matrix, listens = self.matrix.tensor(per_axis[0].device), self.matrix.listens
+        if None in listens:
+            return self._lay_out(*turns(cells(per_axis).flatten(0, -2), matrix, self._floating(dtype)))
+        # Sines and cosines go to their channels axis by axis, before rows are spread over cells: one pass, not three.
+        cosines, sines = turns_by_axis(per_axis, matrix, listens, self._floating(dtype))
+        first, second = pair_channels(CHANNELS[self.layout], self.matrix.shape[-1], self.split.blocks)
+        parts = [
+            AxisRows(
+                axis, [place[column] for place in (first, second) for column in columns], torch.cat((sin, cos.rows), -1)
+            )
+            for (axis, columns, sin), cos in zip(sines, cosines, strict=True)
+        ]
+        return self._padded(spread(parts, sizes))
 
     def _floating(self, dtype: torch.dtype) -> torch.dtype:
         if not dtype.is_floating_point:
@@ -133,7 +151,11 @@ class SinusoidalEmbedding(nn.Module):
             widths = list(self.split.blocks)
             blocks = zip(torch.split(sin, widths, dim=-1), torch.split(cos, widths, dim=-1), strict=True)
             table = torch.cat([part for block in blocks for part in block], dim=-1)
-        return F.pad(table, (0, self.split.dim - table.shape[-1])) if table.shape[-1] < self.split.dim else table
+        return self._padded(table)
+
+    def _padded(self, table: Tensor) -> Tensor:
+        rest = self.split.dim - table.shape[-1]
+        return F.pad(table, (0, rest)) if rest else table
 
     def extra_repr(self) -> str:
         return f"{self.split!r}, layout={self.layout!r}"
@@ -192,8 +214,7 @@ def add(
             f"  Channels first? x.flatten(2).mT. Class or register tokens? Add to x[..., num_prefix:, :], or give a "
             f"LearnedEmbedding num_prefix."
         )
+    wide = x
     if scale == "sqrt_dim":
-        x_scaled = x * math.sqrt(x.shape[-1])
-    else:
-        x_scaled = x
-    return F.dropout((x_scaled + table).to(x.dtype), dropout, training)
+        wide = x.to(torch.promote_types(x.dtype, table.dtype)) * math.sqrt(x.shape[-1])  # rounded with the sum, once
+    return F.dropout((wide + table).to(x.dtype), dropout, training)

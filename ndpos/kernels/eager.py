@@ -22,7 +22,6 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, blocks: tu
     exact = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     cos, sin = cos.to(exact), sin.to(exact)
     pairs = cos.shape[-1]
-    rest = x[..., 2 * pairs :]
     if pairing == "interleaved":
         turning = x[..., : 2 * pairs].to(exact)
         a, b = turning.reshape(*x.shape[:-1], pairs, 2).unbind(-1)
@@ -38,5 +37,5 @@ def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, blocks: tu
             turned += [(a * c - b * s).to(x.dtype), (b * c + a * s).to(x.dtype)]
             start += count
     # An empty remainder is left out: zero-size pieces upset tracers and exporters.
-    parts = [*turned, rest] if rest.shape[-1] else turned
+    parts = [*turned, x[..., 2 * pairs :]] if x.shape[-1] > 2 * pairs else turned
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

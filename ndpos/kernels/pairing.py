@@ -16,8 +16,12 @@ def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pa
     if pairing not in PAIRINGS:
         raise ValueError(f"{caller}: pairing is one of {PAIRINGS}, got {pairing!r}.")
     if pairing != "half_per_axis":
+        if blocks is not None:
+            raise ValueError(
+                f"{caller}: blocks belong to 'half_per_axis'; {pairing!r} pairs the same with any of them."
+            )
         return None
-    if blocks is None or sum(blocks) != pairs:
+    if blocks is None or sum(blocks) != pairs or min(blocks) < 0:
         raise ValueError(
             f"{caller}: 'half_per_axis' needs the pairs of each axis block, {pairs} in all, got blocks={blocks!r}. "
             f"They are split.blocks."
@@ -32,7 +36,7 @@ def pair_channels(pairing: Pairing, pairs: int, blocks: tuple[int, ...] | None) 
     first: list[int] = []
     second: list[int] = []
     start = 0
-    for count in (pairs,) if blocks is None else blocks:
+    for count in blocks if pairing == "half_per_axis" and blocks is not None else (pairs,):
         first += range(2 * start, 2 * start + count)
         second += range(2 * start + count, 2 * (start + count))
         start += count

@@ -178,19 +178,33 @@ def test_a_table_on_a_grid_evaluates_a_row_per_place_of_each_axis(witness):
     with witness:
         emb.on_grid((16, 64, 64))
     assert witness.elements("cos") == witness.elements("sin") == 16 * 10 + 64 * 11 + 64 * 11
-    assert all(tensor.numel() for _, tensor in witness.made)  # no rest, nothing empty to concatenate
+    assert not witness.elements("constant_pad_nd")  # no rest of channels, nothing to put after them
 
 
-def test_frequencies_may_be_given_dense_dropped_or_fewer_than_the_channels(rng):
-    dense = torch.randn(2, 4, generator=rng, dtype=torch.float64)
-    for matrix in (dense, ndpos.keep_highest(ndpos.geometric(ndpos.split(8, 2)), 0.5)):
-        emb = SinusoidalEmbedding(AxisSplit((4, 4), dim=9), frequencies=matrix)
-        coords = ndpos.grid((3, 4), step=0.5).flatten(0, -2)
-        slow = torch.tensor(references.angles(coords.tolist(), matrix.tolist()), dtype=torch.float64)
-        expected = torch.stack((slow.sin(), slow.cos()), -1).flatten(-2)
-        torch.testing.assert_close(emb(coords, dtype=torch.float64)[:, :8], expected, rtol=0, atol=1e-12)
-        assert torch.equal(emb.on_grid((3, 4), step=0.5), emb(coords))
-        assert not emb(coords)[:, 8].any()
+LADDERS = ndpos.geometric(ndpos.split(24, 2))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        ndpos.keep_highest(LADDERS, 0.5),
+        ndpos.interleave_axes(LADDERS),
+        LADDERS[:, [11, 0, 6, 1, 2, 7]],
+        torch.zeros(2, 3, dtype=torch.float64),
+    ],
+    ids=["dense", "dropped", "in turns", "shuffled", "still"],
+)
+@pytest.mark.parametrize("layout", ["interleaved", "sin_cos"])
+def test_any_columns_may_be_given_and_give_the_same_on_a_grid_as_at_its_cells(matrix, layout):
+    pairs, coords = matrix.shape[1], ndpos.grid((3, 4), start=-1, step=0.5).flatten(0, -2)
+    emb = SinusoidalEmbedding(AxisSplit((14, 12), dim=27), frequencies=matrix, layout=layout)
+    slow = torch.tensor(references.angles(coords.tolist(), matrix.tolist()), dtype=torch.float64)
+    expected = torch.stack((slow.sin(), slow.cos()), -1 if layout == "interleaved" else -2).flatten(-2)
+    table = emb(coords, dtype=torch.float64)
+    torch.testing.assert_close(table[:, : 2 * pairs], expected, rtol=0, atol=1e-12)
+    assert not table[:, 2 * pairs :].any()
+    assert torch.equal(emb.on_grid((3, 4), start=-1, step=0.5), emb(coords))
 
 
 def test_batches_devices_and_empty_grids_are_followed(rng):

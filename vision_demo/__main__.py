@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, except that a mistake is told in one line instead of below the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+        self.exit(2, f"vision_demo: {message} (see --help)\n")
 
 
 def whole(smallest: int, largest: int | None = None) -> Callable[[str], int]:
@@ -74,7 +74,7 @@ def device(text: str) -> torch.device:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked; a bad value ends the program with status 2 and one line."""
     parser = Parser(
-        prog="vision_demo",
+        prog="python -m vision_demo",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

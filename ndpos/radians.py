@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ndpos.positions import cells, exact_dtype
@@ -147,7 +148,7 @@ def turns_on_grid(
         return turns(cells(per_axis).flatten(0, -2), frequencies, dtype)
     cosines, sines = turns_by_axis(per_axis, frequencies, listens, dtype)
     sizes = [coords.shape[0] for coords in per_axis]
-    return spread(cosines, sizes), spread(sines, sizes)
+    return spread(cosines, sizes, len(listens)), spread(sines, sizes, len(listens))
 
 
 def turns_by_axis(
@@ -175,35 +176,32 @@ def turns_by_axis(
     return cosines, sines
 
 
-def spread(parts: Sequence[AxisRows], sizes: Sequence[int]) -> Tensor:
+def spread(parts: Sequence[AxisRows], sizes: Sequence[int], channels: int) -> Tensor:
     """Rows of single axes over all cells of a grid: ``(..., cells, channels)``, cells row-major.
 
-    Neighbouring channels of one axis are written together and in place: one pass over the table, which is all that a
-    large grid costs. Channels in turns (more runs than four per axis) take a second pass to come into order.
+    Every axis fills its own channels and leaves zeros in the others', so the axes are added: exact, and one contiguous
+    pass over the table, where placing blocks of channels side by side took three times as long.
     """
-    runs = [run for part in parts for run in _runs(part)]
-    in_turns = len(runs) > 4 * len(sizes)
-    chosen = list(parts) if in_turns else sorted(runs, key=lambda run: run.channels[0])
-    blocks = []
-    for axis, channels, rows in chosen:
-        there = rows.reshape(
-            *rows.shape[:-2], *(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), len(channels)
-        )
-        blocks.append(there.expand(*rows.shape[:-2], *sizes, len(channels)))
-    table = torch.cat(blocks, dim=-1).flatten(-1 - len(sizes), -2)
-    if not in_turns:
-        return table
-    order = [channel for part in chosen for channel in part.channels]
-    return table[..., sorted(range(len(order)), key=order.__getitem__)]
+    total: Tensor | None = None
+    leading = parts[0].rows.ndim - 2
+    for axis in reversed(range(len(sizes))):
+        filled = _filled([part for part in parts if part.axis == axis], channels)
+        if filled is None:
+            filled = parts[0].rows.new_zeros(*parts[0].rows.shape[:leading], sizes[axis], channels)
+        if total is None:
+            total = filled
+        else:
+            ones = (1,) * (len(sizes) - 1 - axis)
+            total = filled.reshape(*filled.shape[:-1], *ones, channels) + total.unsqueeze(leading)
+    assert total is not None
+    return total.flatten(leading, -2)
 
 
-def _runs(part: AxisRows) -> list[AxisRows]:
-    """The same rows cut into runs of neighbouring channels, ascending."""
-    order = sorted(range(len(part.channels)), key=part.channels.__getitem__)
-    channels = [part.channels[place] for place in order]
-    rows = part.rows if order == list(range(len(order))) else part.rows[..., order]
-    starts = [place for place in range(len(order)) if place == 0 or channels[place] != channels[place - 1] + 1]
-    return [
-        AxisRows(part.axis, channels[start:stop], rows[..., start:stop])
-        for start, stop in zip(starts, [*starts[1:], len(order)], strict=True)
-    ]
+def _filled(parts: Sequence[AxisRows], channels: int) -> Tensor | None:
+    """The rows of one axis ``(..., size, channels)``, zero where no part says otherwise; None without parts."""
+    if not parts:
+        return None
+    given = [channel for part in parts for channel in part.channels]
+    rows = F.pad(torch.cat([part.rows for part in parts], dim=-1), (0, 1))  # the last column is the zero of the others
+    place = {channel: column for column, channel in enumerate(given)}
+    return rows[..., [place.get(channel, len(given)) for channel in range(channels)]]

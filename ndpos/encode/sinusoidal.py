@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, pair_channels
 from ndpos.positions import Numbers, axis_coords, cells
-from ndpos.radians import AxisRows, PlainMatrix, check_coords, check_frequencies, spread, turns, turns_by_axis
+from ndpos.radians import PlainMatrix, check_coords, check_frequencies, spread, turns, turns_by_axis
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["SinusoidalEmbedding", "add"]
@@ -128,14 +128,11 @@ class SinusoidalEmbedding(nn.Module):
             return self._lay_out(*turns(cells(per_axis).flatten(0, -2), matrix, self._floating(dtype)))
         # Sines and cosines go to their channels axis by axis, before rows are spread over cells: one pass, not three.
         cosines, sines = turns_by_axis(per_axis, matrix, listens, self._floating(dtype))
-        first, second = pair_channels(CHANNELS[self.layout], self.matrix.shape[-1], self.split.blocks)
-        parts = [
-            AxisRows(
-                axis, [place[column] for place in (first, second) for column in columns], torch.cat((sin, cos.rows), -1)
-            )
-            for (axis, columns, sin), cos in zip(sines, cosines, strict=True)
-        ]
-        return self._padded(spread(parts, sizes))
+        pairs = self.matrix.shape[-1]
+        first, second = pair_channels(CHANNELS[self.layout], pairs, self.split.blocks)
+        parts = [part._replace(channels=[first[column] for column in part.channels]) for part in sines]
+        parts += [part._replace(channels=[second[column] for column in part.channels]) for part in cosines]
+        return self._padded(spread(parts, sizes, 2 * pairs))
 
     def _floating(self, dtype: torch.dtype) -> torch.dtype:
         if not dtype.is_floating_point:

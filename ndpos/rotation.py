@@ -12,12 +12,12 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from ndpos.fitting import check_fit
 from ndpos.kernels import Pairing, check_blocks, turn_pairs
 from ndpos.sizes import refuse_outside
 
 __all__ = ["Rotation"]
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 PARTS = ("cos", "sin", "amplitude", "key_phase", "basis")  # the tensors of a Rotation; all other fields are settings
 
 
@@ -215,7 +215,23 @@ class Rotation:
     def _turn(
         self, x: Tensor, token_dim: int, caller: str, cos: Tensor, sin: Tensor, amplitude: Tensor | None
     ) -> Tensor:
-        token_dim = self._check(x, token_dim, caller)
+        if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
+            raise ValueError(
+                f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "
+                f"{tuple(self.sin.shape)}."
+            )
+        token_dim = check_fit(
+            caller,
+            x,
+            token_dim,
+            self.cos.shape,
+            head_dim=self.head_dim,
+            num_prefix=self.num_prefix,
+            num_suffix=self.num_suffix,
+            num_layers=self.num_layers,
+            basis=None if self.basis is None else tuple(self.basis.shape),
+        )
+        check_blocks(caller, self.pairing, self.blocks, cos.shape[-1])
         if amplitude is not None:
             cos, sin = cos * amplitude, sin * amplitude
         cos, sin = _beside(cos, token_dim), _beside(sin, token_dim)
@@ -233,86 +249,6 @@ class Rotation:
         before = [x.narrow(token_dim, 0, self.num_prefix)] if self.num_prefix else []
         after = [x.narrow(token_dim, tokens - self.num_suffix, self.num_suffix)] if self.num_suffix else []
         return torch.cat([*before, turned, *after], dim=token_dim)
-
-    def _check(self, x: Tensor, token_dim: int, caller: str) -> int:
-        """Raise unless ``x`` fits; the dimension of the tokens counted from the end, -2 or -3."""
-        refuse_tracing(caller)
-        check_floating(caller, x)
-        if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
-            raise ValueError(
-                f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "
-                f"{tuple(self.sin.shape)}."
-            )
-        tokens, pairs = self.cos.shape[-2:]
-        check_blocks(caller, self.pairing, self.blocks, pairs)
-        shapes = (
-            f"\n  x         {tuple(x.shape)}  token_dim {token_dim}"
-            f"\n  rotation  {tuple(self.cos.shape)}  (*batch, heads|1, tokens, pairs), pairing {self.pairing!r}, "
-            f"num_prefix {self.num_prefix}, num_suffix {self.num_suffix}\n  "
-        )
-        from_end = token_dim - x.ndim if token_dim >= 0 else token_dim
-        if from_end not in (-2, -3) or x.ndim < -from_end:
-            raise ValueError(f"{caller}: token_dim is -2 or -3, the last dimension is head_dim.{shapes}")
-        if self.num_layers is not None:
-            raise ValueError(
-                f"{caller}: the rotation holds {self.num_layers} layers.{shapes}Select one: turn.layer(i)."
-            )
-        if self.head_dim is not None and x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"{caller}: expected head_dim {self.head_dim}, got {x.shape[-1]}.{shapes}Split the heads off first: "
-                f"x.unflatten(-1, (heads, head_dim)); to turn a part of a head, AxisSplit(channels, dim=head_dim)."
-            )
-        if 2 * pairs > x.shape[-1]:
-            raise ValueError(
-                f"{caller}: {pairs} pairs need {2 * pairs} channels, x has {x.shape[-1]}.{shapes}"
-                f"Fewer pairs, or wider heads."
-            )
-        if x.shape[from_end] != self.num_prefix + tokens + self.num_suffix:
-            raise ValueError(
-                f"{caller}: the rotation is for {self.num_prefix} + {tokens} + {self.num_suffix} tokens (prefix, "
-                f"rotated, suffix), x has {x.shape[from_end]}.{shapes}If x starts with class or register tokens, say "
-                f"num_prefix, or turn x[..., num_prefix:, :]; if it is (batch, tokens, heads, head_dim), token_dim=-3."
-            )
-        if self.basis is not None:
-            square, x_heads = (x.shape[-1], x.shape[-1]), x.shape[-5 - from_end] if x.ndim > 2 else 1
-            if tuple(self.basis.shape) not in (square, (1, *square), (x_heads, *square)):
-                raise ValueError(
-                    f"{caller}: the basis is (head_dim, head_dim) or (heads, head_dim, head_dim), got "
-                    f"{tuple(self.basis.shape)}.{shapes}One basis for all heads, or one for each head of x."
-                )
-        heads, shared = self.cos.shape[-3], self.cos.ndim == 3
-        if shared and heads == 1:
-            return from_end
-        head_dim = -5 - from_end  # the other one of -2 and -3
-        if x.ndim < 3 or (not shared and x.ndim != self.cos.ndim):
-            raise ValueError(
-                f"{caller}: x needs {self.cos.ndim} dimensions, (*batch, heads, tokens, head_dim), got {x.ndim}."
-                f"{shapes}Give x a heads dimension, or the rotation no batch."
-            )
-        expected = [*self.cos.shape[:-3], heads]
-        given = [*x.shape[-self.cos.ndim : -3], x.shape[head_dim]]
-        if any(one not in (1, other) for one, other in zip(expected, given, strict=True)):
-            raise ValueError(
-                f"{caller}: batch and heads of the rotation are {tuple(expected)}, of x {tuple(given)}.{shapes}"
-                f"Fewer key heads: turn.head(slice(...)); one rotation for all samples: coords without a batch."
-            )
-        return from_end
-
-
-def refuse_tracing(caller: str) -> None:
-    """Raise under ``torch.jit.trace``, which would fix the sizes of its example into the graph without a word."""
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        raise NotImplementedError(
-            f"{caller}: torch.jit.trace is not supported: its graph is for the sizes of the example alone. Use "
-            f"torch.export.export, or torch.onnx.export(..., dynamo=True); both keep sizes open."
-        )
-
-
-def check_floating(caller: str, x: Tensor) -> None:
-    """Raise unless ``x`` is a tensor that can be turned."""
-    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{caller}: x is a float16, bfloat16, float32 or float64 tensor, got {seen}.")
 
 
 def _beside(part: Tensor, token_dim: int) -> Tensor:

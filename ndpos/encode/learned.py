@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ndpos.fitting import refuse_tracing
 from ndpos.positions import exact_dtype
 from ndpos.radians import check_coords
 from ndpos.resample import Align, Kernel, resize
-from ndpos.rotation import refuse_tracing
 from ndpos.sizes import product, refuse_outside, refuse_unless, sizes_per_axis, whole
 from ndpos.subspaces import AxisSplit
 from ndpos.subspaces import split as even_split

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ndpos.fitting import check_floating, refuse_tracing
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, check_blocks
 from ndpos.positions import Numbers, axis_coords, exact_dtype
 from ndpos.radians import PlainMatrix, check_coords, turns, turns_on_grid
-from ndpos.rotation import Rotation, check_floating, refuse_tracing
+from ndpos.rotation import Rotation
 from ndpos.sizes import whole
 from ndpos.subspaces import AxisSplit
 

@@ -28,7 +28,6 @@ def check_fit(
 
     Returns the dimension of the tokens counted from the end: -2 or -3.
     """
-    refuse_tracing(caller)
     check_floating(caller, x)
     tokens, pairs = rotation[-2:]
     shapes = (
@@ -75,7 +74,7 @@ def check_fit(
         )
     expected = [*rotation[:-3], heads]
     given = [*x.shape[-len(rotation) : -3], x.shape[heads_dim]]
-    if any(one not in (1, other) for one, other in zip(expected, given, strict=True)):
+    if not all(one == 1 or one == other for one, other in zip(expected, given, strict=True)):
         raise ValueError(
             f"{caller}: batch and heads of the rotation are {tuple(expected)}, of x {tuple(given)}.{shapes}"
             f"Fewer key heads: turn.head(slice(...)); one rotation for all samples: coords without a batch."

@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ndpos.fitting import check_fit
+from ndpos.fitting import check_fit, refuse_tracing
 from ndpos.kernels import Pairing, check_blocks, turn_pairs
 from ndpos.sizes import refuse_outside
 
@@ -215,6 +215,7 @@ class Rotation:
     def _turn(
         self, x: Tensor, token_dim: int, caller: str, cos: Tensor, sin: Tensor, amplitude: Tensor | None
     ) -> Tensor:
+        refuse_tracing(caller)
         if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
             raise ValueError(
                 f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "

@@ -204,7 +204,7 @@ def add(
         raise ValueError(f"{caller}: dropout is a share between 0 and 1, got {dropout!r}.")
     fits = 2 <= table.ndim <= x.ndim and table.shape[-2:] == x.shape[-2:]
     leading = zip(reversed(table.shape[:-2]), reversed(x.shape[:-2]), strict=False)
-    if not fits or any(one not in (1, other) for one, other in leading):
+    if not fits or not all(one == 1 or one == other for one, other in leading):
         raise ValueError(
             f"{caller}: the table has a row for every token and as many channels as x.\n"
             f"  x      {tuple(x.shape)}  (..., tokens, dim)\n  table  {tuple(table.shape)}  (..., tokens, dim)\n"

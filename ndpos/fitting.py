@@ -87,12 +87,3 @@ def check_floating(caller: str, x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{caller}: x is a float16, bfloat16, float32 or float64 tensor, got {seen}.")
-
-
-def refuse_tracing(caller: str) -> None:
-    """Raise under ``torch.jit.trace``, which would fix the sizes of its example into the graph without a word."""
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-        raise NotImplementedError(
-            f"{caller}: torch.jit.trace is not supported: its graph is for the sizes of the example alone. Use "
-            f"torch.export.export, or torch.onnx.export(..., dynamo=True); both keep sizes open."
-        )

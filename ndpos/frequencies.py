@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ndpos.sizes import numbers_per_axis, whole
+from ndpos.sizes import finite, numbers_per_axis, whole
 from ndpos.subspaces import AxisSplit, split
 
 __all__ = [
@@ -44,8 +44,11 @@ def _evenly(count: int) -> list[float]:
 
 
 def positive(caller: str, name: str, value: float) -> float:
-    number = float(value)
-    if not (number > 0 and math.isfinite(number)):
+    try:
+        number = finite(caller, name, value)
+    except ValueError:
+        number = 0.0
+    if number <= 0:
         raise ValueError(f"{caller}: {name} is a positive finite number, got {value!r}.")
     return number
 

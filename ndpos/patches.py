@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ndpos.positions import grid
-from ndpos.sizes import numbers_per_axis, sizes_per_axis
+from ndpos.sizes import finite, numbers_per_axis, sizes_per_axis
 
 __all__ = ["clip_grid", "patch_grid", "patch_sizes", "spectrogram_grid"]
 
@@ -146,8 +146,9 @@ def clip_grid(
         Temporal positions in real time as in LTX-Video (HaCohen et al. 2024, arXiv:2501.00103).
     """
     axes = len(sizes_per_axis("ndpos.clip_grid", sizes))
-    start = (float(start_seconds),) + (0.0,) * (axes - 1)
-    return grid(sizes, start=start, step=(float(seconds_per_frame),) + (1.0,) * (axes - 1), device=device)
+    first = finite("ndpos.clip_grid", "start_seconds", start_seconds)
+    by = finite("ndpos.clip_grid", "seconds_per_frame", seconds_per_frame)
+    return grid(sizes, start=(first, *(0.0,) * (axes - 1)), step=(by, *(1.0,) * (axes - 1)), device=device)
 
 
 def spectrogram_grid(
@@ -180,4 +181,6 @@ def spectrogram_grid(
         Axis order (frequency, time) of Gong et al. 2021, AST, arXiv:2104.01778.
     """
     sizes_per_axis("ndpos.spectrogram_grid", sizes, axes=2)
-    return grid(sizes, start=(0.0, float(start_seconds)), step=(1.0, float(seconds_per_column)), device=device)
+    first = finite("ndpos.spectrogram_grid", "start_seconds", start_seconds)
+    by = finite("ndpos.spectrogram_grid", "seconds_per_column", seconds_per_column)
+    return grid(sizes, start=(0.0, first), step=(1.0, by), device=device)

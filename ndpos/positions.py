@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ndpos.sizes import numbers_per_axis, sizes_per_axis
+from ndpos.sizes import finite, numbers_per_axis, sizes_per_axis
 
 __all__ = [
     "augment",
@@ -35,6 +36,13 @@ def exact_dtype(device: torch.device | str | None) -> torch.dtype:
     return torch.float32 if kind in WITHOUT_FLOAT64 else torch.float64
 
 
+def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context without autocast, which lowers float32 products and, on the CPU, refuses to join float16 tensors."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def axis_coords(
     sizes: Sequence[int], start: Any, step: Any, device: Any, *, caller: str = "ndpos.grid"
 ) -> list[Tensor]:
@@ -45,16 +53,34 @@ def axis_coords(
     sizes = sizes_per_axis(caller, sizes)
     starts = numbers_per_axis(caller, "start", start, len(sizes))
     steps = numbers_per_axis(caller, "step", step, len(sizes))
-    for number in (*starts, *steps):
-        if isinstance(number, (bool, str, Tensor)):
-            raise TypeError(
-                f"{caller}: start and step are plain numbers, got {number!r}. Add tensors to the coordinates."
-            )
+    symbolic = any(isinstance(number, torch.SymInt) for number in (*starts, *steps)) or torch.compiler.is_compiling()
+    if not symbolic:
+        _check_reach(caller, sizes, starts, steps)
     counts = [torch.arange(size, dtype=torch.int64, device=device) for size in sizes]
     if all(isinstance(number, (Integral, torch.SymInt)) for number in (*starts, *steps)):
         return [count * by + first for count, first, by in zip(counts, starts, steps, strict=True)]
     dtype = exact_dtype(counts[0].device)  # not of `device`: asking for the default one would break a compiled graph
     return [count.to(dtype) * float(by) + float(first) for count, first, by in zip(counts, starts, steps, strict=True)]
+
+
+def _check_reach(caller: str, sizes: Sequence[int], starts: Sequence[Any], steps: Sequence[Any]) -> None:
+    """Raise unless the first and the last coordinate of every axis are exact: int64, or below 2**53 as floats."""
+    numbers = (*starts, *steps)
+    for number in numbers:
+        if isinstance(number, (bool, str, Tensor)):
+            raise TypeError(
+                f"{caller}: start and step are plain numbers, got {number!r}. Add tensors to the coordinates."
+            )
+        finite(caller, "start and step", number)
+    whole_numbers = all(isinstance(number, Integral) for number in numbers)
+    bits = 63 if whole_numbers else 53
+    for size, first, by in zip(sizes, starts, steps, strict=True):
+        ends = (first, first + by * max(size - 1, 0))
+        if any(abs(end) >= 2**bits for end in ends):
+            raise ValueError(
+                f"{caller}: coordinates stay below 2**{bits} in size, where they are exact; {size} from {first!r} in "
+                f"steps of {by!r} end at {ends[1]!r}."
+            )
 
 
 def cells(per_axis: Sequence[Tensor]) -> Tensor:
@@ -116,9 +142,10 @@ def centred_grid(sizes: Sequence[int], *, step: Numbers = 1, device: torch.devic
     Source:
         Wei et al. 2025, VideoRoPE, arXiv:2502.05173, section 3 (diagonal layout centres the spatial axes).
     """
-    axes = axis_coords(sizes, 0.0, 1.0, device, caller="ndpos.centred_grid")
-    steps = numbers_per_axis("ndpos.centred_grid", "step", step, len(axes))
-    middle = [(coords - (size - 1) / 2) * float(by) for coords, size, by in zip(axes, sizes, steps, strict=True)]
+    caller = "ndpos.centred_grid"
+    axes = axis_coords(sizes, 0.0, 1.0, device, caller=caller)
+    steps = [finite(caller, "step", by) for by in numbers_per_axis(caller, "step", step, len(axes))]
+    middle = [(coords - (size - 1) / 2) * by for coords, size, by in zip(axes, sizes, steps, strict=True)]
     return cells(middle)
 
 
@@ -258,6 +285,9 @@ def augment(
     Source:
         Siméoni et al. 2025, DINOv3, arXiv:2508.10104: ``rope_position_encoding.py``, in its order.
     """
+    if not isinstance(coords, Tensor) or coords.dtype.is_complex or coords.dtype == torch.bool:
+        seen = coords.dtype if isinstance(coords, Tensor) else type(coords).__name__
+        raise TypeError(f"ndpos.augment: coordinates are a tensor of real numbers, got {seen}.")
     if shift is not None and not shift >= 0:
         raise ValueError(f"ndpos.augment: shift is at least 0, got {shift!r}.")
     for name, factor in (("jitter", jitter), ("rescale", rescale)):
@@ -265,6 +295,9 @@ def augment(
             raise ValueError(
                 f"ndpos.augment: {name} is a factor of at least 1, got {factor!r}. For no {name} pass None."
             )
+    for name, reach in (("shift", shift), ("jitter", jitter), ("rescale", rescale)):
+        if reach is not None:
+            finite("ndpos.augment", name, reach)
     if not training or (shift is None and jitter is None and rescale is None):
         return coords
     source = generator.device if generator is not None else coords.device

@@ -96,6 +96,22 @@ def check_frequencies(caller: str, frequencies: Tensor) -> None:
         raise TypeError(f"{caller}: frequencies are real numbers, got {frequencies.dtype}.")
 
 
+def check_setting(caller: str, frequencies: Tensor) -> None:
+    """Raise unless ``frequencies`` can be kept as plain numbers: floating, finite, with values, at least one column."""
+    if not isinstance(frequencies, Tensor) or not frequencies.dtype.is_floating_point:
+        seen = frequencies.dtype if isinstance(frequencies, Tensor) else type(frequencies).__name__
+        raise TypeError(f"{caller}: frequencies are a floating tensor (..., axes, pairs), got {seen}.")
+    shape = tuple(frequencies.shape)
+    if frequencies.is_meta:
+        raise ValueError(
+            f"{caller}: frequencies {shape} are on the meta device and have no values; make them on the CPU."
+        )
+    if 0 in shape:
+        raise ValueError(f"{caller}: frequencies have at least one axis and one pair, got {shape}.")
+    if not bool(torch.isfinite(frequencies.detach().double()).all()):
+        raise ValueError(f"{caller}: frequencies are finite, got NaN or infinity in {shape}.")
+
+
 @dataclass(frozen=True)
 class PlainMatrix:
     """A frequency matrix as plain Python numbers: settings of a module, out of reach of casts, moves and loading.
@@ -108,7 +124,8 @@ class PlainMatrix:
     listens: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, frequencies: Tensor) -> PlainMatrix:
+    def of(cls, caller: str, frequencies: Tensor) -> PlainMatrix:
+        check_setting(caller, frequencies)
         plain = frequencies.detach().to(device="cpu", dtype=torch.float64)
         heard = (plain != 0).flatten(0, -3).any(0) if plain.ndim > 2 else plain != 0
         axes = [column.nonzero().flatten().tolist() for column in heard.unbind(-1)]

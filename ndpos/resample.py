@@ -7,13 +7,12 @@ needs no other code than a picture. Sizes are integers from end to end: no scale
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ndpos.positions import exact_dtype
+from ndpos.positions import exact_dtype, outside_autocast
 from ndpos.sizes import product, sizes_per_axis, whole
 
 __all__ = ["resize"]
@@ -93,6 +92,8 @@ def resize(
         raise ValueError(
             f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
         )
+    if not isinstance(antialias, bool):
+        raise TypeError(f"{CALLER}: antialias is True or False, got {antialias!r}.")
     flat = _is_flat(table, old, num_prefix)
     if all(_is_same(before, after) for before, after in zip(old, new, strict=True)):
         return table
@@ -111,9 +112,7 @@ def resize(
         moved = _round(moved, table.dtype)
         return torch.cat([part[..., :num_prefix, :], moved.flatten(-1 - len(new), -2)], dim=-2) if flat else moved
 
-    # Autocast leaves float64 alone but would take a float32 product to bfloat16.
-    exact = nullcontext() if like.dtype == torch.float64 else torch.autocast(table.device.type, enabled=False)
-    with exact:
+    with outside_autocast(table.device):
         parts = [move(part) for part in torch.split(table, _channels_at_once(table, old, new), dim=-1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 

@@ -12,9 +12,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ndpos.fitting import check_fit, refuse_tracing
+from ndpos.fitting import check_fit
 from ndpos.kernels import Pairing, check_blocks, turn_pairs
-from ndpos.sizes import refuse_outside
+from ndpos.positions import outside_autocast
+from ndpos.sizes import refuse_outside, refuse_tracing
 
 __all__ = ["Rotation"]
 
@@ -82,6 +83,8 @@ class Rotation:
     def keys(self, k: Tensor, *, token_dim: int = -2) -> Tensor:
         """Keys turned: as queries, but for ``key_phase`` and ``key_amplitude``."""
         cos, sin, amplitude = self.cos, self.sin, self.amplitude
+        if self.key_amplitude not in ("same", "reciprocal"):
+            raise ValueError(f"ndpos.Rotation: key_amplitude is 'same' or 'reciprocal', got {self.key_amplitude!r}.")
         if self.key_phase is not None:
             phase_cos, phase_sin = self.key_phase.cos(), self.key_phase.sin()
             cos, sin = cos * phase_cos - sin * phase_sin, sin * phase_cos + cos * phase_sin
@@ -136,6 +139,10 @@ class Rotation:
                 f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)} for a rotation "
                 f"of batch {batch}."
             )
+        if indices.device != self.cos.device:
+            raise ValueError(
+                f"ndpos.Rotation.take: indices are on {indices.device}, the rotation is on {self.cos.device}."
+            )
         indices = indices.to(torch.int64)  # narrower integers cannot hold the number of tokens they are compared with
         refuse_outside(
             indices,
@@ -158,7 +165,7 @@ class Rotation:
 
     def layer(self, index: int) -> Rotation:
         """The rotation of one layer, for encodings with a frequency matrix per layer."""
-        if self.num_layers is None or not 0 <= index < self.num_layers:
+        if self.num_layers is None or isinstance(index, bool) or not 0 <= index < self.num_layers:
             raise ValueError(
                 f"ndpos.Rotation.layer: layer {index} of {self.num_layers or 'a rotation without layers'}."
             )
@@ -172,6 +179,8 @@ class Rotation:
 
     def head(self, heads: slice) -> Rotation:
         """The rotation of some heads, for encodings with a frequency matrix per head (grouped keys, sharded heads)."""
+        if not isinstance(heads, slice) or not len(range(self.cos.shape[-3])[heads]):
+            raise ValueError(f"ndpos.Rotation.head: heads are a slice of {self.cos.shape[-3]} heads, got {heads!r}.")
         kept: dict[str, Any] = {
             name: part[..., heads, :, :] if part.ndim >= 3 and part.shape[-3] > 1 else part
             for name, part in self._parts()
@@ -216,6 +225,8 @@ class Rotation:
         self, x: Tensor, token_dim: int, caller: str, cos: Tensor, sin: Tensor, amplitude: Tensor | None
     ) -> Tensor:
         refuse_tracing(caller)
+        if not (self.cos.dtype.is_floating_point and self.sin.dtype.is_floating_point):
+            raise TypeError(f"{caller}: cos and sin are floating tensors, got {self.cos.dtype} and {self.sin.dtype}.")
         if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
             raise ValueError(
                 f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "
@@ -233,6 +244,15 @@ class Rotation:
             basis=None if self.basis is None else tuple(self.basis.shape),
         )
         check_blocks(caller, self.pairing, self.blocks, cos.shape[-1])
+        if self.cos.device != x.device:
+            raise ValueError(
+                f"{caller}: the rotation is on {self.cos.device}, x is on {x.device}. Make it there: "
+                f"rope(coords.to(x.device)), or on_grid(..., device=x.device)."
+            )
+        with outside_autocast(x.device):
+            return self._turn_checked(x, token_dim, cos, sin, amplitude)
+
+    def _turn_checked(self, x: Tensor, token_dim: int, cos: Tensor, sin: Tensor, amplitude: Tensor | None) -> Tensor:
         if amplitude is not None:
             cos, sin = cos * amplitude, sin * amplitude
         cos, sin = _beside(cos, token_dim), _beside(sin, token_dim)
@@ -261,7 +281,7 @@ def _beside(part: Tensor, token_dim: int) -> Tensor:
 
 
 def _in_basis(x: Tensor, basis: Tensor, token_dim: int) -> Tensor:
-    """``x @ basis`` over the channels, never lowered by autocast."""
+    """``x @ basis`` over the channels."""
     if basis.ndim == 3 and token_dim == -3:
         return _in_basis(x.transpose(-2, -3), basis, -2).transpose(-2, -3)
     device = x.device.type

@@ -7,6 +7,7 @@ new image size is not a new graph.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ def sizes_per_axis(
 
     A lone integer is refused: ``16`` could mean one axis of 16 or a square, and the two differ in silence.
     """
-    if isinstance(sizes, (str, bytes)) or not _several(sizes):
+    if not _several(sizes):
         raise TypeError(
             f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two "
             f"(height, width)."
@@ -63,10 +64,23 @@ def numbers_per_axis(caller: str, name: str, value: Any, axes: int) -> tuple[Any
 
 
 def _several(value: Any) -> bool:
-    """Whether ``value`` is a sequence; an array or tensor without dimensions has ``__iter__`` and yet is one number."""
-    if isinstance(value, (int, float, torch.SymInt)):  # asking a symbolic number for __iter__ would break the graph
+    """Whether ``value`` is an ordered sequence: no text, no set; an array without dimensions is one number."""
+    if isinstance(value, (int, float, str, bytes, torch.SymInt)):  # a symbolic number must not be asked for its type
         return False
-    return hasattr(value, "__iter__") and getattr(value, "ndim", 1) > 0
+    return isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0
+
+
+def finite(caller: str, name: str, value: Any) -> float:
+    """``value`` as a finite float; text, booleans, tensors and infinities are refused."""
+    if isinstance(value, (bool, str, bytes, Tensor)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}. Add tensors to the coordinates.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{caller}: {name} is a finite number, got {value!r}.")
+    return number
 
 
 def product(sizes: Sequence[int]) -> int:
@@ -83,6 +97,7 @@ def refuse_unless(fits: Tensor, values: Tensor, text: str) -> None:
     Reading values on the CPU costs nothing that a gather would not; on an accelerator it would wait for the device,
     and under a compiler it would break the graph, so there an asynchronous assertion does the same.
     """
+    refuse_tracing(text.split(":")[0])
     fits = torch.broadcast_to(fits, values.shape)
     while torch._C._functorch.is_batchedtensor(fits):  # vmap hides the values; the error is about all samples
         fits = torch._C._functorch.get_unwrapped(fits)
@@ -96,3 +111,12 @@ def refuse_unless(fits: Tensor, values: Tensor, text: str) -> None:
 def refuse_outside(values: Tensor, size: int, text: str) -> None:
     """Raise unless ``0 <= values <= size - 1`` everywhere; NaN fits nowhere, and -1 is not the last row."""
     refuse_unless((values >= 0) & (values <= size - 1), values, text)
+
+
+def refuse_tracing(caller: str) -> None:
+    """Raise under ``torch.jit.trace``, which would fix the sizes of its example into the graph without a word."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise NotImplementedError(
+            f"{caller}: torch.jit.trace is not supported: its graph is for the sizes of the example alone. Use "
+            f"torch.export.export, or torch.onnx.export(..., dynamo=True); both keep sizes open."
+        )

@@ -49,6 +49,10 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
                 "no rotation. Call model(...) or model.forward_features(...)."
             )
         turn, mask = attn_mask.turn, attn_mask.mask
+        if is_causal and mask is not None:
+            raise ValueError(
+                "ndpos.timm: give attn_mask or is_causal, not both; a causal mask can be part of attn_mask."
+            )
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
@@ -76,8 +80,10 @@ class RotaryVisionTransformer(VisionTransformer):  # type: ignore[misc]  # timm 
     rope: RotaryEmbedding
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        # Sizes come from the image: with strict_img_size=False the embedding's own grid may be another of equal count.
+        sizes = self.patch_embed.dynamic_feat_size(x.shape[-2:])
         x = self.patch_embed(x)
-        sizes = x.shape[1:3] if x.ndim == 4 else self.patch_embed.grid_size
+        sizes = x.shape[1:3] if x.ndim == 4 else sizes
         turn = self.rope.on_grid(sizes, num_prefix=self.num_prefix_tokens, device=x.device)
         x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
         for index, block in enumerate(self.blocks):
@@ -95,6 +101,7 @@ def add_rope(
 ) -> VisionTransformer:
     """Give a timm ``VisionTransformer`` two-dimensional rotary embeddings, in place.
 
+    ``forward`` and ``forward_features`` carry the rotation; ``forward_intermediates`` does not yet, and raises.
     Class and register tokens are not turned. A learned table that the model has is kept and still added; build the
     model with ``pos_embed="none"`` for rotary alone. ``state_dict`` keeps its keys: a fixed rotary adds none.
 

@@ -139,7 +139,7 @@ def test_nothing_of_float64_is_made_on_a_device_without_it(witness, monkeypatch,
     coords, matrix = torch.randint(0, 9, (5, 2), generator=rng), random_matrix(rng, 2, 6, 3).float()
     wide = ndpos.angles(coords, matrix)
     monkeypatch.setattr(ndpos.positions, "WITHOUT_FLOAT64", frozenset({"cpu"}))
-    plain = PlainMatrix.of(matrix)
+    plain = PlainMatrix.of("test", matrix)
     with witness:
         narrow = ndpos.angles(coords, matrix)
         turns_on_grid(axis_coords((2, 3), 0.5, 1, "cpu"), plain.tensor("cpu"), plain.listens, torch.float32)
@@ -153,14 +153,14 @@ def test_a_grid_from_its_axes_is_the_grid_cell_by_cell_bit_for_bit(sizes, pairs,
     matrix = random_matrix(rng, len(sizes), pairs, *(3, 2)[:leading], dense=dense)
     per_axis = axis_coords(sizes, -1.5, 0.75, "cpu")
     cells = ndpos.grid(sizes, start=-1.5, step=0.75).flatten(0, -2)
-    on_grid = turns_on_grid(per_axis, matrix, PlainMatrix.of(matrix).listens, torch.float32)
+    on_grid = turns_on_grid(per_axis, matrix, PlainMatrix.of("test", matrix).listens, torch.float32)
     for ours, cell_by_cell in zip(on_grid, turns(cells, matrix, torch.float32), strict=True):
         assert torch.equal(ours, cell_by_cell)
 
 
 def test_a_clip_costs_a_row_of_sines_per_frame_line_and_column_and_not_per_cell(witness):
     split = ndpos.split(64, 3)
-    matrix = PlainMatrix.of(ndpos.geometric(split))
+    matrix = PlainMatrix.of("test", ndpos.geometric(split))
     with witness:
         turns_on_grid(axis_coords((16, 64, 64), 0, 1, "cpu"), matrix.tensor("cpu"), matrix.listens, torch.float32)
     rows = 16 * split.blocks[0] + 64 * split.blocks[1] + 64 * split.blocks[2]
@@ -172,13 +172,13 @@ def test_a_clip_costs_a_row_of_sines_per_frame_line_and_column_and_not_per_cell(
 
 def test_a_plain_matrix_is_a_value_that_gives_the_matrix_back(rng):
     for matrix in (random_matrix(rng, 3, 5), random_matrix(rng, 2, 5, 4, 3), LINE):
-        plain = PlainMatrix.of(matrix)
+        plain = PlainMatrix.of("test", matrix)
         assert torch.equal(plain.tensor("cpu"), matrix)
-        assert hash(plain) == hash(PlainMatrix.of(matrix.clone()))
-    listens = PlainMatrix.of(torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 4.0, 0.0]])).listens
+        assert hash(plain) == hash(PlainMatrix.of("test", matrix.clone()))
+    listens = PlainMatrix.of("test", torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 4.0, 0.0]])).listens
     assert listens == (0, 1, None, -1)
     two_heads = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]]])  # each head one axis, but not the same one
-    assert PlainMatrix.of(two_heads).listens == (None,)
+    assert PlainMatrix.of("test", two_heads).listens == (None,)
 
 
 @pytest.mark.parametrize(

@@ -280,12 +280,12 @@ FOUR = torch.ones(2, 4)
         (
             lambda: SinusoidalEmbedding(EMB.split, frequencies=FOUR.cfloat()),
             TypeError,
-            "real numbers, got torch.complex64",
+            "a floating tensor (..., axes, pairs), got torch.complex64",
         ),
         (
             lambda: SinusoidalEmbedding(EMB.split, frequencies=[[1.0]]),
             TypeError,
-            "a tensor (..., axes, pairs), got list.",
+            "a floating tensor (..., axes, pairs), got list.",
         ),
         (lambda: EMB(torch.zeros(3, 1)), ValueError, "the encoding has 2 axes, the coordinates have 1: (3, 1)"),
         (

@@ -34,6 +34,8 @@ class IntegerEmbedding(nn.Module):
 
     def __init__(self, split: AxisSplit) -> None:
         super().__init__()
+        if not isinstance(split, AxisSplit):
+            raise TypeError(f"ndpos.{type(self).__name__}: split is an AxisSplit, got {split!r}.")
         self.split = split
 
     def forward(self, coords: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,6 +70,8 @@ class BinaryEmbedding(nn.Module):
 
     def __init__(self, split: AxisSplit) -> None:
         super().__init__()
+        if not isinstance(split, AxisSplit):
+            raise TypeError(f"ndpos.{type(self).__name__}: split is an AxisSplit, got {split!r}.")
         self.split = split
 
     def forward(self, coords: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:

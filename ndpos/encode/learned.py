@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ndpos.fitting import refuse_tracing
-from ndpos.positions import exact_dtype
+from ndpos.positions import exact_dtype, outside_autocast
 from ndpos.radians import check_coords
 from ndpos.resample import Align, Kernel, resize
-from ndpos.sizes import product, refuse_outside, refuse_unless, sizes_per_axis, whole
+from ndpos.sizes import product, refuse_outside, refuse_tracing, refuse_unless, sizes_per_axis, whole
 from ndpos.subspaces import AxisSplit
 from ndpos.subspaces import split as even_split
 
@@ -143,7 +142,10 @@ class LearnedEmbedding(nn.Module):
                 for axis, row in zip(self.table_axes, rows, strict=True)
             ]
             table = self._join(spread).reshape(product(sizes), self.dim).to(self.tables[0].dtype)
-        return table if self.prefix is None else torch.cat((_own(self.prefix), table))
+        if self.prefix is None:
+            return table
+        with outside_autocast(table.device):
+            return torch.cat((_own(self.prefix), table))
 
     def lookup(self, coords: Tensor, *, kernel: Literal["exact", "linear"] = "exact") -> Tensor:
         """The rows at ``coords``; prefix rows have no coordinates and are not among them.
@@ -165,6 +167,8 @@ class LearnedEmbedding(nn.Module):
             raise ValueError(f"{caller}: kernel is 'exact' or 'linear', got {kernel!r}.")
         one = isinstance(coords, Tensor) and coords.ndim == 1
         check_coords(caller, coords.unsqueeze(0) if one else coords, len(self.sizes))
+        if coords.device != self.tables[0].device:
+            raise ValueError(f"{caller}: coordinates are on {coords.device}, the table is on {self.tables[0].device}.")
         places = [self._neighbours(numbers, axis, kernel) for axis, numbers in enumerate(coords.unbind(-1))]
         if self.kind == "joint":
             return self._blend(self.tables[0].flatten(0, -2), places, self.sizes).to(self.tables[0].dtype)
@@ -179,7 +183,8 @@ class LearnedEmbedding(nn.Module):
         caller, size = "ndpos.LearnedEmbedding.lookup", self.sizes[axis]
         if numbers.dtype.is_floating_point:
             numbers = numbers.to(exact_dtype(numbers.device))
-            fits = numbers.isfinite() if kernel == "linear" else numbers.isfinite() & (numbers == numbers.floor())
+            fits = numbers.abs() < 2**53  # beyond, a float no longer tells neighbouring rows apart; NaN fits nowhere
+            fits = fits if kernel == "linear" else fits & (numbers == numbers.floor())
             advice = "finite" if kernel == "linear" else "whole numbers; kernel='linear' takes fractional ones"
             refuse_unless(fits, numbers, f"{caller}: coordinates of axis {axis} are {advice}.")
         else:
@@ -223,7 +228,8 @@ class LearnedEmbedding(nn.Module):
             for row in rows[1:]:
                 total = total + row
             return total
-        joined = torch.cat(list(rows), dim=-1)
+        with outside_autocast(rows[0].device):
+            joined = torch.cat(list(rows), dim=-1)
         rest = self.dim - joined.shape[-1]
         return F.pad(joined, (0, rest)) if rest else joined
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ndpos.fitting import check_floating, refuse_tracing
+from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, check_blocks
 from ndpos.positions import Numbers, axis_coords, exact_dtype
-from ndpos.radians import PlainMatrix, check_coords, turns, turns_on_grid
+from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
 from ndpos.rotation import Rotation
-from ndpos.sizes import whole
+from ndpos.sizes import refuse_tracing, whole
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["RotaryEmbedding", "rotate"]
@@ -137,11 +137,13 @@ class RotaryEmbedding(nn.Module):
         caller = "ndpos.RotaryEmbedding"
         if not isinstance(split, AxisSplit):
             raise TypeError(f"{caller}: split is an AxisSplit, got {split!r}. ndpos.split(head_dim, axes) makes one.")
+        if not isinstance(learnable, bool):
+            raise TypeError(f"{caller}: learnable is True or False, got {learnable!r}.")
         if frequencies is not None and base is not None:
             raise ValueError(f"{caller}: frequencies already say how fast each pair turns; leave base={base!r} out.")
         if frequencies is None:
             frequencies = geometric(split, 1e4 if base is None else base)
-        matrix = PlainMatrix.of(_per_head(caller, frequencies, split, heads, layers))
+        matrix = PlainMatrix.of(caller, _per_head(caller, frequencies, split, heads, layers))
         pairs = matrix.shape[-1]
         self.split, self.pairing, self.learnable = split, pairing, learnable
         self.blocks = check_blocks(caller, pairing, split.blocks if pairing == "half_per_axis" else None, pairs)
@@ -268,17 +270,13 @@ class RotaryEmbedding(nn.Module):
 
 def _per_head(caller: str, frequencies: Tensor, split: AxisSplit, heads: int | None, layers: int | None) -> Tensor:
     """``frequencies`` checked against the split and given dimensions for the heads and layers asked for."""
-    if not isinstance(frequencies, Tensor) or not frequencies.dtype.is_floating_point:
-        seen = frequencies.dtype if isinstance(frequencies, Tensor) else type(frequencies).__name__
-        raise TypeError(f"{caller}: frequencies are a floating tensor (..., axes, pairs), got {seen}.")
+    check_setting(caller, frequencies)
     shape = tuple(frequencies.shape)
     if not 2 <= len(shape) <= 4 or shape[-2] != split.axes or not 0 < 2 * shape[-1] <= split.dim:
         raise ValueError(
             f"{caller}: frequencies are (axes, pairs), (heads, axes, pairs) or (layers, heads, axes, pairs) with "
             f"{split.axes} axes and at most {split.dim // 2} pairs; got {shape}."
         )
-    if not bool(torch.isfinite(frequencies).all()):
-        raise ValueError(f"{caller}: frequencies are finite, got NaN or infinity in {shape}.")
     if layers is not None and heads is None and len(shape) < 3:
         raise ValueError(f"{caller}: layers={layers} needs heads too: frequencies become (layers, heads, axes, pairs).")
     wanted: list[tuple[Any, int]] = [(heads, 3), (layers, 4)]

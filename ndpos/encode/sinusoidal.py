@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, pair_channels
-from ndpos.positions import Numbers, axis_coords, cells
-from ndpos.radians import PlainMatrix, check_coords, check_frequencies, spread, turns, turns_by_axis
+from ndpos.positions import Numbers, axis_coords, cells, outside_autocast
+from ndpos.radians import PlainMatrix, check_coords, check_setting, spread, turns, turns_by_axis
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["SinusoidalEmbedding", "add"]
@@ -76,14 +76,14 @@ class SinusoidalEmbedding(nn.Module):
             raise ValueError(
                 f"{caller}: frequencies already say how fast each pair turns; leave base and endpoint out."
             )
-        check_frequencies(caller, frequencies)
+        check_setting(caller, frequencies)
         shape = tuple(frequencies.shape)
         if len(shape) != 2 or shape[0] != split.axes or 2 * shape[1] > split.dim:
             raise ValueError(
                 f"{caller}: frequencies are (axes, pairs) with {split.axes} axes and at most {split.dim // 2} pairs; "
                 f"got {shape}."
             )
-        self.split, self.layout, self.matrix = split, layout, PlainMatrix.of(frequencies)
+        self.split, self.layout, self.matrix = split, layout, PlainMatrix.of(caller, frequencies)
         if layout == "axis_sin_cos" and not self.matrix.follows(split.pair_axes):
             raise ValueError(
                 f"{caller}: 'axis_sin_cos' needs a column for each of the {split.pairs} pairs, in the "
@@ -104,7 +104,8 @@ class SinusoidalEmbedding(nn.Module):
             ValueError: coordinates with another number of axes, or a ``dtype`` that is not floating.
         """
         check_coords("ndpos.SinusoidalEmbedding", coords, self.split.axes)
-        return self._lay_out(*turns(coords, self.matrix.tensor(coords.device), self._floating(dtype)))
+        with outside_autocast(coords.device):
+            return self._lay_out(*turns(coords, self.matrix.tensor(coords.device), self._floating(dtype)))
 
     def on_grid(
         self,
@@ -123,16 +124,20 @@ class SinusoidalEmbedding(nn.Module):
         per_axis = axis_coords(sizes, start, step, device, caller=caller)
         if len(per_axis) != self.split.axes:
             raise ValueError(f"{caller}: the encoding has {self.split.axes} axes, sizes are {tuple(sizes)}.")
+        with outside_autocast(per_axis[0].device):
+            return self._on_grid(per_axis, self._floating(dtype))
+
+    def _on_grid(self, per_axis: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         matrix, listens = self.matrix.tensor(per_axis[0].device), self.matrix.listens
         if None in listens:
-            return self._lay_out(*turns(cells(per_axis).flatten(0, -2), matrix, self._floating(dtype)))
+            return self._lay_out(*turns(cells(per_axis).flatten(0, -2), matrix, dtype))
         # Sines and cosines go to their channels axis by axis, before rows are spread over cells: one pass, not three.
-        cosines, sines = turns_by_axis(per_axis, matrix, listens, self._floating(dtype))
+        cosines, sines = turns_by_axis(per_axis, matrix, listens, dtype)
         pairs = self.matrix.shape[-1]
         first, second = pair_channels(CHANNELS[self.layout], pairs, self.split.blocks)
         parts = [part._replace(channels=[first[column] for column in part.channels]) for part in sines]
         parts += [part._replace(channels=[second[column] for column in part.channels]) for part in cosines]
-        return self._padded(spread(parts, sizes, 2 * pairs))
+        return self._padded(spread(parts, [coords.shape[0] for coords in per_axis], 2 * pairs))
 
     def _floating(self, dtype: torch.dtype) -> torch.dtype:
         if not dtype.is_floating_point:

@@ -36,11 +36,11 @@ def whole(emb):
         if emb.kind == "joint":
             rows.append(emb.tables[0][tuple(cell)].tolist())
             continue
-        parts = [table[cell[axis]] for axis, table in zip(emb.table_axes, emb.tables, strict=True)]
+        parts = {axis: table[cell[axis]] for axis, table in zip(emb.table_axes, emb.tables, strict=True)}
         if emb.kind == "sum":
-            rows.append(sum(parts).tolist())
+            rows.append(sum(parts[axis] for axis in range(len(cell))).tolist())
         else:
-            row = [number for part in parts for number in part.tolist()]
+            row = [number for axis in emb.split.order if axis in parts for number in parts[axis].tolist()]
             rows.append(row + [0.0] * (emb.dim - len(row)))
     return rows
 

@@ -304,6 +304,11 @@ def refuse(split=SPLIT, **settings):
         (lambda: rotary()(torch.zeros(3, 2), dtype=torch.bfloat16), ValueError, ["float32 or float64", "bfloat16"]),
         (lambda: rotary()(torch.zeros(3, 2), num_prefix=-1), ValueError, ["num_prefix", "at least 0, got -1"]),
         (lambda: rotary()(torch.zeros(3, 2), num_suffix=True), TypeError, ["num_suffix are integers, got True"]),
+        (
+            lambda: rotary().on_grid((3, 4))(torch.zeros(12, 30)),
+            ValueError,
+            ["expected head_dim 10, got 30", "unflatten"],
+        ),
         (lambda: rotary().on_grid((3,)), ValueError, ["on_grid", "has 2 axes, sizes are (3,)"]),
         (lambda: rotary().on_grid(16), TypeError, ["on_grid", "one integer per axis, got 16", "(height, width)"]),
         (lambda: rotary().on_grid((3, 4.0)), TypeError, ["on_grid", "sizes are integers, got 4.0"]),

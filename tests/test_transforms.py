@@ -77,7 +77,7 @@ def test_a_rotation_made_outside_enters_one_graph_for_all_sizes():
 
 @pytest.mark.parametrize("kind", ["joint", "axial", "sum"])
 def test_a_learned_table_takes_two_graphs_at_most(kind):
-    emb, counter = ndpos.LearnedEmbedding((10, 20), 10, kind=kind, num_prefix=1), CompileCounter()
+    emb, counter = ndpos.LearnedEmbedding((14, 12), 10, kind=kind, num_prefix=1), CompileCounter()  # an axis may stay
     compiled = torch.compile(lambda height, width: emb((height, width)), backend=counter, fullgraph=True, dynamic=True)
     for sizes in FIVE_SIZES:
         torch.testing.assert_close(compiled(*sizes), emb(sizes))

@@ -24,10 +24,10 @@ def cases():
         name = f"sinusoidal.on_grid 16x64x64, 64 channels, {layout} / every cell"
         yield name, lambda emb=emb: emb.on_grid(CLIP), lambda emb=emb: emb(cells), 0.2
     table = torch.randn(64, 64, 1024)
-    image = table.permute(2, 0, 1)[None].contiguous()
 
-    def peer():
-        return F.interpolate(image, size=(96, 96), mode="bicubic", antialias=True)
+    def peer():  # as a table has to be taken there and back: channels first, resampled, channels last
+        image = table.permute(2, 0, 1)[None]
+        return F.interpolate(image, size=(96, 96), mode="bicubic", antialias=True)[0].permute(1, 2, 0).contiguous()
 
     yield "resize 64x64x1024 to 96x96, cubic / F.interpolate", lambda: resize(table, (96, 96), (64, 64)), peer, 1.0
     volume = torch.randn(16, 32, 32, 768)

@@ -258,6 +258,7 @@ def test_an_average_follows_what_is_learned_and_nothing_else():
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
     average.update_parameters(model)  # the first one copies
     start = [parameter.clone() for parameter in model.parameters()]
+    learned_before = average.module.learned.on_grid(SIZES).cos
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
@@ -266,6 +267,7 @@ def test_an_average_follows_what_is_learned_and_nothing_else():
         torch.testing.assert_close(parameter, before + 0.5)
     assert torch.equal(average.module.fixed.on_grid(SIZES).cos, model.fixed.on_grid(SIZES).cos)
     assert not torch.equal(average.module.learned.on_grid(SIZES).cos, model.learned.on_grid(SIZES).cos)
+    assert not torch.equal(average.module.learned.on_grid(SIZES).cos, learned_before)
 
 
 @learned_or_not
@@ -286,7 +288,8 @@ def test_copies_and_pickles_do_not_grow_with_the_lengths_seen(learnable):
 
 def test_threads_do_not_hear_each_other():
     ropes = [ndpos.RotaryEmbedding(SPLIT, base=base) for base in (10.0, 1e4)]
-    expected = [rope.on_grid((16, 16)).cos for rope in ropes]
+    cells = ndpos.grid((16, 16)).flatten(0, -2)
+    expected = [ndpos.angles(cells, ndpos.geometric(SPLIT, base=base)).cos().float()[None] for base in (10.0, 1e4)]
     wrong = []
 
     def work(which):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -281,14 +280,10 @@ def _beside(part: Tensor, token_dim: int) -> Tensor:
 
 
 def _in_basis(x: Tensor, basis: Tensor, token_dim: int) -> Tensor:
-    """``x @ basis`` over the channels."""
+    """``x @ basis`` over the channels; the caller stands outside autocast."""
     if basis.ndim == 3 and token_dim == -3:
         return _in_basis(x.transpose(-2, -3), basis, -2).transpose(-2, -3)
-    device = x.device.type
-    # The meta device knows no autocast and refuses to have it turned off.
-    exact = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-    with exact:
-        return x @ basis.to(x.dtype)
+    return x @ basis.to(x.dtype)
 
 
 def _flatten(turn: Rotation) -> tuple[list[Tensor], Any]:

@@ -165,7 +165,6 @@ def python_blocks(text):
         yield text[: match.start(1)].count("\n"), match.group(1)
 
 
-@pytest.mark.skipif(not README.exists(), reason="README.md is not written yet")
 def test_every_block_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = list(python_blocks(README.read_text()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product as corners
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ndpos.parameters import check_movable, move
 from ndpos.positions import exact_dtype, outside_autocast
 from ndpos.radians import check_coords
 from ndpos.resample import Align, Kernel, resize
@@ -146,6 +148,38 @@ class LearnedEmbedding(nn.Module):
             return table
         with outside_autocast(table.device):
             return torch.cat((_own(self.prefix), table))
+
+    def resize_(self, sizes: Sequence[int], *, optimizer: torch.optim.Optimizer | None = None) -> LearnedEmbedding:
+        """Move the table to another grid for good, in place; the parameters stay the same objects.
+
+        Args:
+            sizes: Tokens per axis from now on.
+            optimizer: One that trains the table: what it keeps in the table's shape is moved too, linearly. Without
+                it, an optimiser that has stepped fails at its next step.
+
+        Returns:
+            The same embedding. ``requires_grad`` is kept, the gradient dropped, prefix rows untouched.
+
+        Raises:
+            ValueError: another number of axes, a size below 1, a sharded table, or an optimiser that keeps
+                other shapes.
+        """
+        caller = "ndpos.LearnedEmbedding.resize_"
+        new = sizes_per_axis(caller, sizes, minimum=1, axes=len(self.sizes))
+        check_movable(caller, self.tables, optimizer)
+        if new == self.sizes:
+            return self
+        puts = []
+        for place, table in enumerate(self.tables):
+            axes = range(len(new)) if self.kind == "joint" else (self.table_axes[place],)
+            old_of, new_of = [self.sizes[axis] for axis in axes], [new[axis] for axis in axes]
+            linear = {**self.resampling, "kernel": "linear"}
+            moved = resize(table.detach(), new_of, old_sizes=old_of, **self.resampling)
+            puts.append(move(table, moved, partial(resize, new_sizes=new_of, old_sizes=old_of, **linear), optimizer))
+        for put in puts:
+            put()
+        self.sizes = new
+        return self
 
     def lookup(self, coords: Tensor, *, kernel: Literal["exact", "linear"] = "exact") -> Tensor:
         """The rows at ``coords``; prefix rows have no coordinates and are not among them.

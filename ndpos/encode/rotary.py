@@ -14,7 +14,7 @@ from ndpos.kernels import Pairing, check_blocks
 from ndpos.positions import Numbers, axis_coords, exact_dtype
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
 from ndpos.rotation import Rotation
-from ndpos.sizes import refuse_tracing, whole
+from ndpos.sizes import finite, refuse_tracing, whole
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["RotaryEmbedding", "rotate"]
@@ -188,6 +188,7 @@ class RotaryEmbedding(nn.Module):
         *,
         num_prefix: int = 0,
         num_suffix: int = 0,
+        strength: float | Tensor = 1.0,
         dtype: torch.dtype = torch.float32,
     ) -> Rotation:
         """The rotation of tokens at ``coords``.
@@ -196,6 +197,8 @@ class RotaryEmbedding(nn.Module):
             coords: ``(tokens, axes)`` for all samples or ``(*batch, tokens, axes)``; integers stay exact. A grid is
                 flattened by the caller: ``grid(...).flatten(0, -2)``.
             num_prefix, num_suffix: Tokens before and after these (class, register) that are not to be turned.
+            strength: What every angle is multiplied by; at 0 nothing is turned. A tensor without dimensions can change
+                from call to call of a compiled model without a new graph; a number is part of the graph.
             dtype: Of cos and sin: float32, or float64 on request, whatever the queries will be.
 
         Returns:
@@ -206,6 +209,7 @@ class RotaryEmbedding(nn.Module):
         """
         caller = "ndpos.RotaryEmbedding"
         refuse_tracing(caller)
+        _check_strength(caller, strength)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."
@@ -217,11 +221,11 @@ class RotaryEmbedding(nn.Module):
                 raise ValueError(
                     f"{caller}.on_grid: the encoding has {self.split.axes} axes, sizes are {tuple(coords.sizes)}."
                 )
-            matrix = self.frequency_matrix(per_axis[0].device)
+            matrix = self._matrix(per_axis[0].device, strength)
             cos, sin = turns_on_grid(per_axis, matrix, self.matrix.listens, dtype)
         else:
             check_coords(caller, coords, self.split.axes)
-            cos, sin = turns(coords, self.frequency_matrix(coords.device), dtype)
+            cos, sin = turns(coords, self._matrix(coords.device, strength), dtype)
         if self.heads is None:
             cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
         return Rotation(
@@ -243,6 +247,7 @@ class RotaryEmbedding(nn.Module):
         step: Numbers = 1,
         num_prefix: int = 0,
         num_suffix: int = 0,
+        strength: float | Tensor = 1.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Rotation:
@@ -253,19 +258,35 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             sizes, start, step: As :func:`ndpos.grid`.
-            num_prefix, num_suffix, dtype: As :meth:`forward`.
+            num_prefix, num_suffix, strength, dtype: As :meth:`forward`.
             device: Where the tables are made; that of learned frequencies, else torch's default device.
 
         Returns:
             A Rotation of ``prod(sizes)`` tokens in row-major order.
         """
         lattice = _Lattice(sizes, start, step, device)
-        rotation: Rotation = self(lattice, num_prefix=num_prefix, num_suffix=num_suffix, dtype=dtype)
+        rotation: Rotation = self(lattice, num_prefix=num_prefix, num_suffix=num_suffix, strength=strength, dtype=dtype)
         return rotation
+
+    def _matrix(self, device: torch.device, strength: float | Tensor) -> Tensor:
+        matrix = self.frequency_matrix(device)
+        if isinstance(strength, Tensor):
+            return matrix * strength.to(device=matrix.device, dtype=matrix.dtype)
+        return matrix if strength == 1 else matrix * strength
 
     def extra_repr(self) -> str:
         shape = "x".join(str(size) for size in self.matrix.shape)
         return f"{self.split!r}, pairing={self.pairing!r}, frequencies={shape}, learnable={self.learnable}"
+
+
+def _check_strength(caller: str, strength: float | Tensor) -> None:
+    if not isinstance(strength, Tensor):
+        finite(caller, "strength", strength)
+    elif strength.ndim or not strength.dtype.is_floating_point:
+        raise ValueError(
+            f"{caller}: strength is a number or a floating tensor without dimensions, got {tuple(strength.shape)} "
+            f"{strength.dtype}."
+        )
 
 
 def _per_head(caller: str, frequencies: Tensor, split: AxisSplit, heads: int | None, layers: int | None) -> Tensor:

@@ -1,0 +1,66 @@
+"""A parameter moved to another shape where it stands, with what an optimiser keeps about it.
+
+The Parameter stays the same object: an optimiser, hooks and averages that hold it go on with the moved one. A new
+Parameter in its place would be one that nobody trains, without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__: list[str] = []
+
+
+def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: Any) -> None:
+    """Raise unless parameters are whole tensors and the optimiser keeps nothing about them that cannot be moved."""
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{caller}: optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+    for parameter in parameters:
+        if type(parameter.data) is not Tensor:
+            raise ValueError(
+                f"{caller}: the table is a {type(parameter.data).__name__}; a sharded table cannot be moved. Resize "
+                f"the model first, shard it afterwards."
+            )
+        for name, value in _state(optimizer, parameter).items():
+            if isinstance(value, Tensor) and value.shape != parameter.shape and value.numel() != 1:
+                raise ValueError(
+                    f"{caller}: the optimiser keeps {name!r} {tuple(value.shape)} for a table "
+                    f"{tuple(parameter.shape)}, which cannot be moved with it. Drop it first: "
+                    f"optimizer.state.pop(parameter)."
+                )
+
+
+def move(
+    parameter: nn.Parameter,
+    table: Tensor,
+    change: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer | None,
+) -> Callable[[], None]:
+    """Everything computed that makes ``parameter`` hold ``table``; the call that is returned puts it in place.
+
+    ``change`` is what becomes of tensors that the optimiser keeps in the parameter's shape. It must not turn positive
+    numbers negative: they may be averages of squares. The gradient, of the old shape, is dropped.
+    """
+    kept = _state(optimizer, parameter)
+    with torch.no_grad():
+        moved = {
+            name: change(value).clone(memory_format=torch.contiguous_format)
+            for name, value in kept.items()
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        }
+
+    def put() -> None:
+        parameter.data = table
+        parameter.grad = None
+        kept.update(moved)
+
+    return put
+
+
+def _state(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> dict[str, Any]:
+    found: dict[str, Any] = {} if optimizer is None or parameter not in optimizer.state else optimizer.state[parameter]
+    return found

@@ -1,0 +1,14 @@
+"""A timm ViT given ndpos encodings. The only room that imports timm."""
+
+from __future__ import annotations
+
+try:
+    import timm as _timm  # noqa: F401
+except ImportError as error:
+    raise ImportError("ndpos.timm needs timm 1.0.31 or newer: pip install 'ndpos[timm]'.") from error
+
+from ndpos.timm.decay import no_weight_decay
+from ndpos.timm.regrid import resize
+from ndpos.timm.wrap import add_rope, set_table
+
+__all__ = ["add_rope", "no_weight_decay", "resize", "set_table"]

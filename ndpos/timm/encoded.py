@@ -1,0 +1,306 @@
+"""A timm ViT that takes its positions from ndpos: the forward that hands the rotation to every block.
+
+Nothing is kept between calls: sizes come from the image, table and rotation are made once per forward and passed on.
+Two threads can therefore run two image sizes through one model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.utils._pytree as pytree
+from timm.layers import resample_abs_pos_embed
+from timm.layers.patch_dropout import patch_dropout_forward
+from timm.models import checkpoint
+from timm.models._features import feature_take_indices
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ndpos.encode.rotary import RotaryEmbedding
+from ndpos.resample import resize as resize_table
+from ndpos.rotation import Rotation
+from ndpos.sizes import finite
+from ndpos.timm.attention import Carried
+from ndpos.timm.tables import table_rows
+
+__all__: list[str] = []
+
+Absolute = Literal["keep", "fade", "drop"]
+
+# What other RoPE code saves beside weights: functions of the grid, made anew here.
+DERIVED = ("freqs_cos", "freqs_sin", "freqs_t_x", "freqs_t_y", "inv_freq", "periods")
+
+log = logging.getLogger(__name__)
+
+
+class Encoded(nn.Module):
+    """What the two encoded classes share. Settings, all plain numbers and never state:
+
+    Attributes:
+        rope: The RotaryEmbedding whose rotation every block gets, or None.
+        table: The additive encoding set by ``set_table`` in place of ``pos_embed``, or None.
+        absolute: What becomes of ``pos_embed``: ``"keep"``, ``"fade"`` (times 1 - strength), ``"drop"``.
+        strength: From 0, no rotation, to 1: what angles are multiplied by. Can be set at any time.
+        reference_sizes: Patches per axis whose coordinates the rotation keeps, or None for grid steps.
+        table_reference_sizes: The same for ``table``.
+    """
+
+    rope: RotaryEmbedding | None
+    table: nn.Module | None
+    absolute: Absolute
+    reference_sizes: tuple[int, int] | None
+    table_reference_sizes: tuple[int, int] | None
+    patch_embed: Any
+    patch_drop: Any
+    blocks: Any
+    norm_pre: Any
+    norm: Any
+    pos_embed: Any
+    pos_drop: Any
+    num_prefix_tokens: int
+    dynamic_img_size: bool
+    grad_checkpointing: bool
+    _strength: Tensor  # no buffer: never state, never moved or cast. A plain float would be fixed into every graph.
+
+    @property
+    def strength(self) -> float:
+        return self._strength.item()
+
+    @strength.setter
+    def strength(self, value: float) -> None:
+        with torch.inference_mode(False):  # a tensor born in inference mode could not take part in training
+            self._strength = torch.tensor(check_strength("ndpos.timm", value), dtype=torch.float64, device="cpu")
+
+    # ---- the forward ------------------------------------------------------------------------------------------
+
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        x, turn, _, _ = self._enter(x)
+        for index, block in enumerate(self.blocks):
+            x = self._through(block, x, _of_layer(turn, index), attn_mask, is_causal)
+        out: Tensor = self.norm(x)
+        return out
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        """As timm's: features after some of the blocks, and those of the last one."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"ndpos.timm: output_fmt is 'NCHW' or 'NLC', got {output_fmt!r}.")
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        x, turn, sizes, dropped = self._enter(x)
+        if dropped and output_fmt == "NCHW":
+            raise ValueError(
+                "ndpos.timm: patches were dropped, so features are no (height, width) grid. Take output_fmt='NLC', or "
+                "model.eval(), which drops none."
+            )
+        seen = []
+        for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._through(block, x, _of_layer(turn, index), attn_mask, is_causal)
+            if index in wanted:
+                seen.append(self.norm(x) if norm else x)
+        prefix = [each[:, : self.num_prefix_tokens] for each in seen]
+        patches = [each[:, self.num_prefix_tokens :] for each in seen]
+        if output_fmt == "NCHW":
+            patches = [each.mT.unflatten(-1, tuple(sizes)).contiguous() for each in patches]
+        with_prefix = return_prefix_tokens and self.num_prefix_tokens > 0
+        if output_dict:
+            found: dict[str, Any] = {"image_intermediates": patches}
+            found |= {"image_intermediates_prefix": prefix} if with_prefix else {}
+            return found if intermediates_only else found | {"image_features": self.norm(x)}
+        features: list[Any] = list(zip(patches, prefix, strict=True)) if with_prefix else patches
+        return features if intermediates_only else (self.norm(x), features)
+
+    def _enter(self, image: Tensor) -> tuple[Tensor, Rotation | None, Sequence[int], bool]:
+        """Tokens in front of the first block, their rotation, the grid of the patches, and whether some were dropped.
+
+        Sizes come from the image, not from the patch embedding: its own grid may be another of equal count.
+        """
+        sizes = self.patch_embed.dynamic_feat_size(image.shape[-2:])
+        patches = self.patch_embed(image)
+        if patches.ndim == 4:
+            sizes, patches = patches.shape[1:3], patches.flatten(1, 2)
+        x = self._with_table(patches, sizes)
+        turn, dropped = self._rotation(sizes, x.device), False
+        if self.training and getattr(self.patch_drop, "prob", 0.0) > 0:
+            drop = self.patch_drop
+            x, kept = patch_dropout_forward(x, drop.prob, self.num_prefix_tokens, drop.ordered, training=True)
+            turn, dropped = turn if turn is None else turn.take(kept), True
+        return self.norm_pre(x), turn, sizes, dropped
+
+    def _through(
+        self, block: nn.Module, x: Tensor, turn: Rotation | None, mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """One block, checkpointed where timm would."""
+        if self.rope is None:
+            carry: Callable[[Rotation | None, Tensor | None], Any] = lambda turn, mask: mask  # noqa: E731
+        else:
+            carry = Carried
+        if not (self.grad_checkpointing and torch.is_grad_enabled()):
+            out: Tensor = block(x, attn_mask=carry(turn, mask), is_causal=is_causal)
+            return out
+        # Reentrant checkpointing sees gradients of positional tensors only: learned frequencies reach it as those.
+        tensors, spec = pytree.tree_flatten((turn, mask))
+
+        def run(x: Tensor, *tensors: Tensor) -> Any:
+            turn, mask = pytree.tree_unflatten(tensors, spec)
+            return block(x, attn_mask=carry(turn, mask), is_causal=is_causal)
+
+        again: Tensor = checkpoint(run, x, *tensors)
+        return again
+
+    # ---- positions --------------------------------------------------------------------------------------------
+
+    def _rotation(self, sizes: Sequence[int], device: torch.device) -> Rotation | None:
+        """The rotation of the patches on their grid, once per forward."""
+        if self.rope is None:
+            return None
+        settings: dict[str, Any] = {"num_prefix": self.num_prefix_tokens, "device": device}
+        if torch.compiler.is_compiling():
+            settings["strength"] = self._strength
+        elif self.strength == 0 and not self.rope.learnable:
+            return None  # the model as it was, bit for bit; a graph turns by 0 instead, to serve every strength
+        elif self.strength != 1:
+            settings["strength"] = self.strength
+        if self.reference_sizes is not None:  # only differences of coordinates matter: where the grid starts does not
+            settings["step"] = [then / now for then, now in zip(self.reference_sizes, sizes, strict=True)]
+        return self.rope.on_grid(sizes, **settings)
+
+    def _with_table(self, patches: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Prefix tokens, patches and whatever is added to them, in timm's order: class, distillation, registers."""
+        names = (
+            ("cls_token", "dist_token") if isinstance(self, VisionTransformerDistilled) else ("cls_token", "reg_token")
+        )
+        tokens = [getattr(self, name).expand(len(patches), -1, -1) for name in names if getattr(self, name) is not None]
+        table = self._rows(patches, sizes)
+        if table is None:
+            x = torch.cat([*tokens, patches], dim=1) if tokens else patches
+            # timm drops no entries of a model without a table; one that is dropped or faded away is a model with one.
+            return x if self.pos_embed is None and self.table is None else self.pos_drop(x)
+        spare = self.num_prefix_tokens + patches.shape[1] - table.shape[-2]
+        if spare == self.num_prefix_tokens:
+            x = torch.cat([*tokens, patches + table], dim=1) if tokens else patches + table
+        else:
+            if spare:  # rows for the first prefix tokens only: nothing is added to the others
+                rows = self.num_prefix_tokens - spare
+                nothing = table.new_zeros(*table.shape[:-2], spare, table.shape[-1])
+                table = torch.cat((table[..., :rows, :], nothing, table[..., rows:, :]), dim=-2)
+            x = torch.cat([*tokens, patches], dim=1) + table
+        dropped: Tensor = self.pos_drop(x)
+        return dropped
+
+    def _rows(self, patches: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        """The table of the grid with its prefix rows, or None."""
+        if self.table is not None:
+            # Under autocast a table stays float32, and so do the sums, as timm's own do.
+            dtype = torch.float32 if torch.is_autocast_enabled(patches.device.type) else patches.dtype
+            return table_rows(self.table, sizes, self.table_reference_sizes, dtype, patches.device)
+        if self.pos_embed is None or self.absolute == "drop":
+            return None
+        table: Tensor = self.pos_embed
+        old, num_prefix = self.patch_embed.grid_size, table_prefix(self)
+        if self.dynamic_img_size and torch.compiler.is_compiling():
+            table = resize_table(table, sizes, old_sizes=old, num_prefix=num_prefix)
+        elif self.dynamic_img_size:
+            table = resample_abs_pos_embed(table, new_size=sizes, old_size=old, num_prefix_tokens=num_prefix)
+        elif tuple(sizes) != tuple(old):
+            raise ValueError(
+                f"ndpos.timm: the learned table is for {old[0]} x {old[1]} patches, the image has {sizes[0]} x "
+                f"{sizes[1]}. ndpos.timm.resize(model, image_size) moves it; dynamic_img_size=True takes any size."
+            )
+        faded: Tensor = table * (1 - self._strength) if self.absolute == "fade" else table
+        return faded
+
+    # ---- what training and loading ask of a model -------------------------------------------------------------
+
+    def no_weight_decay(self) -> set[str]:
+        """timm's set, with the learned frequencies and the tables of ndpos."""
+        own = {f"table.{name}" for name, _ in self.table.named_parameters()} if self.table is not None else set()
+        own |= {f"rope.{name}" for name, _ in self.rope.named_parameters()} if self.rope is not None else set()
+        names: set[str] = super().no_weight_decay() | own  # type: ignore[misc]
+        return names
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's groups for layer-wise rates; tables and frequencies belong to the stem, as ``pos_embed`` does."""
+        groups: dict[str, Any] = super().group_matcher(coarse)  # type: ignore[misc]
+        return groups | {"stem": rf"{groups['stem']}|^table|^rope"}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        tail = tuple(f".{name}" for name in DERIVED)
+        derived = [key for key in state_dict if key.startswith(prefix) and f".{key[len(prefix) :]}".endswith(tail)]
+        for key in derived:
+            del state_dict[key]
+        if derived:
+            log.debug("ndpos.timm: %s are functions of the grid, not weights; they were left out.", derived)
+        if self.rope is not None and self.rope.learnable:  # weights from before the wrap keep the initial frequencies
+            state_dict.setdefault(f"{prefix}rope.frequencies", self.rope.frequencies.detach())
+        given = state_dict.get(f"{prefix}pos_embed")
+        if isinstance(given, Tensor) and self.pos_embed is not None and given.shape != self.pos_embed.shape:
+            errors.append(_other_grid(self, f"{prefix}pos_embed", given))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class EncodedVisionTransformer(Encoded, VisionTransformer):  # type: ignore[misc]  # timm is untyped
+    """timm's ``VisionTransformer`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
+
+
+class EncodedVisionTransformerDistilled(Encoded, VisionTransformerDistilled):  # type: ignore[misc]
+    """timm's ``VisionTransformerDistilled`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
+
+
+ENCODED: Mapping[type[nn.Module], type[Encoded]] = {
+    VisionTransformer: EncodedVisionTransformer,
+    VisionTransformerDistilled: EncodedVisionTransformerDistilled,
+}
+
+
+def table_prefix(model: Any) -> int:
+    """How many rows of ``pos_embed`` stand before the grid; the model may have more prefix tokens than those."""
+    return 0 if model.no_embed_class else int(model.num_prefix_tokens)
+
+
+def check_strength(caller: str, value: float) -> float:
+    """``value`` as a float from 0 to 1."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{caller}: strength is a plain number, got a tensor. Hand in value.item().")
+    strength = finite(caller, "strength", value)
+    if not 0 <= strength <= 1:
+        raise ValueError(f"{caller}: strength is from 0, no rotation, to 1, the whole of it; got {value!r}.")
+    return strength
+
+
+def check_absolute(caller: str, absolute: str) -> None:
+    if absolute not in get_args(Absolute):
+        raise ValueError(f"{caller}: absolute is one of {get_args(Absolute)}, got {absolute!r}.")
+
+
+def _of_layer(turn: Rotation | None, index: int) -> Rotation | None:
+    return turn if turn is None or turn.num_layers is None else turn.layer(index)
+
+
+def _other_grid(model: Any, key: str, given: Tensor) -> str:
+    """What is told, beside torch's own line, when a table of another grid is loaded."""
+    own, num_prefix = model.patch_embed.grid_size, table_prefix(model)
+    rows = given.shape[-2] - num_prefix if given.ndim >= 2 else 0
+    square = int(max(rows, 0) ** 0.5)
+    guess = f"({square}, {square}) if it is square" if square**2 == rows > 0 else "no square, so its grid must be known"
+    return (
+        f"ndpos.timm: {key} is {tuple(given.shape)}, this model's is {tuple(model.pos_embed.shape)} for a grid of "
+        f"{tuple(own)} behind {num_prefix} prefix rows. The grid of {rows} rows is {guess}. Build the model at the "
+        f"size of the weights, load them, and move both with ndpos.timm.resize(model, image_size); or move the table "
+        f"alone: ndpos.resize(table, {tuple(own)}, old_sizes=..., num_prefix={num_prefix})."
+    )

@@ -1,0 +1,254 @@
+"""The calls that give a timm ViT its encoding, in place: everything is checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from timm.layers import Attention, PatchEmbed
+from timm.models.vision_transformer import Block, ResPostBlock
+from torch import nn
+
+from ndpos.encode.baselines import BinaryEmbedding
+from ndpos.encode.learned import LearnedEmbedding
+from ndpos.encode.rotary import RotaryEmbedding
+from ndpos.sizes import sizes_per_axis
+from ndpos.subspaces import split
+from ndpos.timm.attention import RotaryAttention
+from ndpos.timm.encoded import ENCODED, Absolute, Encoded, check_absolute, check_strength
+from ndpos.timm.patch_embed import OpenPatchEmbed
+from ndpos.timm.tables import ADDITIVE
+
+__all__ = ["add_rope", "set_table"]
+
+# Methods that the wrapper replaces: one that a user has put on the instance would win over it, unseen.
+REPLACED = ("forward", "forward_features", "forward_intermediates", "get_intermediate_layers", "_pos_embed")
+
+
+def add_rope(
+    model: nn.Module,
+    *,
+    rope: RotaryEmbedding | None = None,
+    base: float | None = None,
+    reference_sizes: Sequence[int] | None = None,
+    learnable: bool = False,
+    absolute: Absolute = "keep",
+    strength: float = 1.0,
+) -> nn.Module:
+    """Give a timm ``VisionTransformer`` two-dimensional rotary embeddings, in place.
+
+    Everything a ViT is used for goes on working: every forward, state-dict keys, gradient checkpointing, patch drop,
+    dynamic image sizes, masks, half precision, ``torch.compile`` and export. Class, distillation and register tokens
+    are not turned. Whatever the compiler, a new image size is not a new graph after the second.
+
+    Args:
+        model: A ``timm.models.VisionTransformer`` or ``VisionTransformerDistilled``, of that exact class, whose blocks
+            hold timm's ``Attention``.
+        rope: The rotary embedding, two axes (y, x) and the model's head_dim; built from ``base`` if not given. One
+            with heads and layers must have the model's.
+        base: The theta of the ladder of each axis, 100 if not given (RoPE-ViT); refused beside ``rope``.
+        reference_sizes: Patches per axis, (height, width), whose coordinates are kept: at another image size the grid
+            is laid over this one, so that no distance is longer than those trained. Grid steps if not given.
+        learnable: Learn the frequencies: one parameter more, ``rope.frequencies``; refused beside ``rope``.
+        absolute: The learned table that the model has: ``"keep"`` it; ``"fade"`` it, times 1 - strength; or ``"drop"``
+            it, prefix rows too: ``pos_embed`` stays in the state dict, frozen and unused.
+        strength: From 0 to 1, what angles are multiplied by. At 0 the model computes what it did before, bit for bit
+            in eager mode, unless the table is dropped. A setting, not state: raise it during training with
+            ``model.strength = ...``; a compiled model needs no new graph for it.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: another class of model or of attention, with the reason, or a ``rope`` of another kind.
+        ValueError: the model is wrapped already, or settings do not fit it or each other.
+
+    Example:
+        >>> import timm, torch, ndpos.timm
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=(32, 48), depth=2, num_classes=10)
+        >>> model = ndpos.timm.add_rope(vit, reference_sizes=(2, 3), strength=0.0)
+        >>> model.strength = 0.5                          # half the angles
+        >>> model(torch.randn(1, 3, 32, 48)).shape
+        torch.Size([1, 10])
+
+    Source:
+        Heo et al. 2024, RoPE-ViT, arXiv:2403.13298: axial, base 100, class token untouched. Reference sizes: Fang et
+        al. 2023, EVA-02, arXiv:2303.11331.
+    """
+    caller = "ndpos.timm.add_rope"
+    if isinstance(model, Encoded) and model.rope is not None:
+        raise ValueError(f"{caller}: the model is wrapped already; wrapping twice would turn queries and keys twice.")
+    check_model(caller, model)
+    vit: Any = model
+    heads, head_dim = _check_blocks(caller, vit)
+    if not isinstance(learnable, bool):
+        raise TypeError(f"{caller}: learnable is True or False, got {learnable!r}.")
+    if rope is None:
+        rope = RotaryEmbedding(split(head_dim, 2), base=100.0 if base is None else base, learnable=learnable)
+    elif base is not None or learnable:
+        left_out = f"base={base!r}" if base is not None else "learnable=True"
+        raise ValueError(f"{caller}: rope has its own frequencies; leave {left_out} out.")
+    _check_rope(caller, rope, head_dim, heads, len(vit.blocks))
+    check_absolute(caller, absolute)
+    strength = check_strength(caller, strength)
+    reference = _reference(caller, reference_sizes)
+    if absolute != "keep" and vit.pos_embed is None:
+        raise ValueError(f"{caller}: the model has no pos_embed to {absolute}; leave absolute out.")
+
+    _encode(vit)
+    # Learned frequencies stay float32 in a half-precision model: rounded to bfloat16 they would be 0.4 % off.
+    vit.rope = rope.to(device=vit.blocks[0].attn.qkv.weight.device)
+    vit.reference_sizes, vit.absolute, vit.strength = reference, absolute, strength
+    if absolute == "drop":
+        vit.pos_embed.requires_grad_(False)  # out of DDP's way, which waits for a gradient of what is trained
+    for block in vit.blocks:
+        block.attn.__class__ = RotaryAttention
+    return model
+
+
+def set_table(model: nn.Module, embedding: nn.Module, *, reference_sizes: Sequence[int] | None = None) -> nn.Module:
+    """Put an additive ndpos encoding in the place of a timm ViT's learned table, in place.
+
+    ``pos_embed`` becomes None, and the encoding is ``model.table``: a learned one has its parameters in the state dict,
+    a fixed one has none. Before or after :func:`add_rope`, whose ``absolute`` is over with ``pos_embed``.
+
+    Args:
+        model: A ``timm.models.VisionTransformer`` or ``VisionTransformerDistilled``, of that exact class, whatever its
+            blocks; or one that :func:`add_rope` or this function has changed.
+        embedding: ``SinusoidalEmbedding``, ``LearnedEmbedding``, ``IntegerEmbedding`` or ``BinaryEmbedding`` of two
+            axes (y, x) and the model's width. A learned one resamples itself to other grids, or repeats itself if it
+            was built with ``outside="wrap"``; its ``num_prefix`` rows are added to as many of the leading tokens,
+            in the order class, distillation, registers. It is moved to the device and dtype of the model.
+        reference_sizes: Patches per axis, (height, width), whose coordinates are kept at other image sizes (cell
+            borders coincide); grid steps if not given. Not for learned and binary ones.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: another class of model, or an embedding that is not additive.
+        ValueError: axes, width or prefix rows that do not fit the model, or ``reference_sizes`` for an encoding that
+            cannot take them.
+
+    Example:
+        >>> import ndpos, ndpos.timm, timm, torch
+        >>> vit = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10, dynamic_img_size=True)
+        >>> model = ndpos.timm.set_table(vit, ndpos.SinusoidalEmbedding(ndpos.split(192, 2)))
+        >>> model(torch.randn(1, 3, 64, 96)).shape, "pos_embed" in model.state_dict()
+        (torch.Size([1, 10]), False)
+
+    Source:
+        Sinusoidal tables in ViTs: Chen et al. 2021, MoCo v3, arXiv:2104.02057; He et al. 2021, MAE, arXiv:2111.06377.
+    """
+    caller = "ndpos.timm.set_table"
+    check_model(caller, model)
+    if not isinstance(embedding, ADDITIVE):
+        named = ", ".join(kind.__name__ for kind in ADDITIVE)
+        raise TypeError(f"{caller}: embedding is one of {named}, got {type(embedding).__name__}.")
+    vit, kind = cast("Any", model), cast("Any", embedding)
+    learned = isinstance(embedding, LearnedEmbedding)
+    axes, dim = (len(kind.sizes), kind.dim) if learned else (kind.split.axes, kind.split.dim)
+    if axes != 2 or dim != vit.embed_dim:
+        raise ValueError(
+            f"{caller}: the embedding has {axes} axes and {dim} channels; the model's patches have 2 axes (y, x) and "
+            f"{vit.embed_dim} channels."
+        )
+    if learned and kind.num_prefix > vit.num_prefix_tokens:
+        raise ValueError(
+            f"{caller}: the embedding has {kind.num_prefix} prefix rows, the model {vit.num_prefix_tokens} "
+            f"prefix tokens (class, distillation, registers)."
+        )
+    reference = _reference(caller, reference_sizes)
+    if reference is not None and (learned or isinstance(embedding, BinaryEmbedding)):
+        raise ValueError(
+            f"{caller}: reference_sizes make coordinates fractional, which {type(embedding).__name__} does not take"
+            f"{'; it resamples itself to other grids' if learned else ''}. Leave them out."
+        )
+
+    like = next(vit.parameters())
+    _encode(vit)
+    vit.pos_embed, vit.absolute = None, "keep"
+    vit.table, vit.table_reference_sizes = embedding.to(device=like.device, dtype=like.dtype), reference
+    return model
+
+
+def check_model(caller: str, model: Any) -> None:
+    """Raise unless ``model`` is one of timm's two classes with a forward of its own, or encoded already."""
+    if type(model) not in (*ENCODED, *ENCODED.values()):
+        inside = [name for name, child in _children(model) if type(child) in ENCODED]
+        cure = f" Its {inside[0]!r} is one: hand in that." if inside else ""
+        raise TypeError(
+            f"{caller}: takes a timm VisionTransformer or VisionTransformerDistilled of that exact class, got "
+            f"{type(model).__name__}. A subclass or a wrapper may have a forward of its own, which would be bypassed."
+            f"{cure}"
+        )
+    own = [name for name in REPLACED if name in vars(model)]
+    if own:
+        raise TypeError(
+            f"{caller}: {', '.join(own)} of the model has been replaced on this instance, which would bypass the "
+            f"encoding. Wrap the model first, then replace."
+        )
+    if not hasattr(model.patch_embed, "dynamic_feat_size") or not hasattr(model.patch_embed, "grid_size"):
+        raise TypeError(
+            f"{caller}: the patch embedding {type(model.patch_embed).__name__} does not say the grid of an image "
+            f"(dynamic_feat_size, grid_size), so patches cannot be placed."
+        )
+
+
+def _children(model: Any) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules()) if isinstance(model, nn.Module) else []
+
+
+def _check_blocks(caller: str, model: Any) -> tuple[int, int]:
+    """(num_heads, head_dim) of all blocks, whose attention must be timm's own."""
+    for index, block in enumerate(model.blocks):
+        attention = getattr(block, "attn", None)
+        if type(block) not in (Block, ResPostBlock) or type(attention) is not Attention:
+            raise TypeError(
+                f"{caller}: blocks hold timm's Attention; block {index} is {type(block).__name__} with "
+                f"{type(attention).__name__}, whose queries and keys are out of reach."
+            )
+        if "forward" in vars(block) or "forward" in vars(attention):
+            raise TypeError(
+                f"{caller}: forward of block {index} has been replaced on this instance, which would bypass the "
+                f"rotation. Wrap the model first, then replace."
+            )
+    heads = {(block.attn.num_heads, block.attn.head_dim) for block in model.blocks}
+    if len(heads) != 1:
+        raise ValueError(f"{caller}: every block has the same heads; got (num_heads, head_dim) {sorted(heads)}.")
+    return heads.pop()
+
+
+def _check_rope(caller: str, rope: RotaryEmbedding, head_dim: int, heads: int, layers: int) -> None:
+    if not isinstance(rope, RotaryEmbedding):
+        raise TypeError(f"{caller}: rope is an ndpos.RotaryEmbedding, got {type(rope).__name__}.")
+    if rope.split.axes != 2 or rope.split.dim != head_dim:
+        raise ValueError(
+            f"{caller}: rope has {rope.split.axes} axes and head_dim {rope.split.dim}; the model's patches have 2 axes "
+            f"(y, x) and its heads {head_dim} channels: ndpos.RotaryEmbedding(ndpos.split({head_dim}, 2))."
+        )
+    if rope.heads not in (None, 1, heads) or rope.layers not in (None, layers):
+        raise ValueError(
+            f"{caller}: rope is for {rope.heads} heads and {rope.layers} layers, the model has {heads} and {layers}."
+        )
+
+
+def _reference(caller: str, sizes: Sequence[int] | None) -> tuple[int, int] | None:
+    if sizes is None:
+        return None
+    height, width = sizes_per_axis(caller, sizes, name="reference_sizes", minimum=1, axes=2)
+    return height, width
+
+
+def _encode(model: Any) -> None:
+    """Change the class of a model that has passed all checks; nothing it computes changes by that."""
+    if isinstance(model, Encoded):
+        return
+    model.register_module("rope", None)
+    model.register_module("table", None)
+    model.absolute = "keep"
+    model.reference_sizes = model.table_reference_sizes = None
+    model.__class__ = ENCODED[type(model)]
+    model.strength = 1.0
+    if type(model.patch_embed) is PatchEmbed:
+        model.patch_embed.__class__ = OpenPatchEmbed

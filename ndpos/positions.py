@@ -28,6 +28,7 @@ __all__ = [
 WITHOUT_FLOAT64 = frozenset({"mps"})
 
 Numbers = float | Sequence[float]
+Align = Literal["index", "centre", "corner"]
 
 
 def exact_dtype(device: torch.device | str | None) -> torch.dtype:
@@ -200,7 +201,7 @@ def scaled_grid(
     sizes: Sequence[int],
     *,
     reference_sizes: Sequence[int],
-    align: Literal["index", "centre", "corner"],
+    align: Align,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Coordinates of a grid laid over a reference grid, in the reference's own steps.
@@ -231,7 +232,13 @@ def scaled_grid(
     Source:
         Fang et al. 2023, EVA-02, arXiv:2303.11331 (``ref_feat_shape`` in timm); Chen et al. 2023, arXiv:2306.15595.
     """
-    caller = "ndpos.scaled_grid"
+    return cells(scaled_coords(sizes, reference_sizes, align, device, caller="ndpos.scaled_grid"))
+
+
+def scaled_coords(
+    sizes: Sequence[int], reference_sizes: Sequence[int], align: Any, device: Any, *, caller: str
+) -> list[Tensor]:
+    """The coordinates of :func:`scaled_grid` axis by axis: one tensor ``(size,)`` each, before any cell is made."""
     axes = axis_coords(sizes, 0.0, 1.0, device, caller=caller)
     reference = sizes_per_axis(caller, reference_sizes, name="reference_sizes", minimum=1, axes=len(axes))
     if align not in ("index", "centre", "corner"):
@@ -243,7 +250,7 @@ def scaled_grid(
         else:
             half = 0.5 if align == "centre" else 0.0
             scaled.append((coords + half) * then / now - half)
-    return cells(scaled)
+    return scaled
 
 
 def augment(

@@ -132,7 +132,7 @@ class Rotation:
         if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
             raise ValueError(f"ndpos.Rotation.take: indices are integers, got {dtype}. A mask goes in turn[mask].")
         batch = tuple(self.cos.shape[self.num_layers is not None : -3])
-        per_sample = indices.ndim == 2 and len(batch) < 2 and all(size in (1, len(indices)) for size in batch)
+        per_sample = indices.ndim == 2 and len(batch) < 2 and all(size in (1, indices.shape[0]) for size in batch)
         if indices.ndim != 1 and not per_sample:
             raise ValueError(
                 f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)} for a rotation "

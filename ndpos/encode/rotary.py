@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, check_blocks
-from ndpos.positions import Numbers, axis_coords, exact_dtype
+from ndpos.positions import Align, Numbers, axis_coords, exact_dtype, scaled_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite, refuse_tracing, whole
@@ -84,7 +84,20 @@ class _Lattice(NamedTuple):
     sizes: Sequence[int]
     start: Numbers
     step: Numbers
+    reference_sizes: Sequence[int] | None
+    align: Align
     device: torch.device | str | None
+
+    def coords(self, caller: str, device: torch.device | str | None) -> list[Tensor]:
+        """One tensor ``(size,)`` of coordinates per axis."""
+        if self.reference_sizes is None:
+            return axis_coords(self.sizes, self.start, self.step, device, caller=caller)
+        if self.start != 0 or self.step != 1:
+            raise ValueError(
+                f"{caller}: reference_sizes already say where the grid starts and how it steps; leave start="
+                f"{self.start!r} and step={self.step!r} out."
+            )
+        return scaled_coords(self.sizes, self.reference_sizes, self.align, device, caller=caller)
 
 
 class RotaryEmbedding(nn.Module):
@@ -216,7 +229,7 @@ class RotaryEmbedding(nn.Module):
             )
         if isinstance(coords, _Lattice):
             device = self.frequencies.device if self.learnable and coords.device is None else coords.device
-            per_axis = axis_coords(coords.sizes, coords.start, coords.step, device, caller=f"{caller}.on_grid")
+            per_axis = coords.coords(f"{caller}.on_grid", device)
             if len(per_axis) != self.split.axes:
                 raise ValueError(
                     f"{caller}.on_grid: the encoding has {self.split.axes} axes, sizes are {tuple(coords.sizes)}."
@@ -245,6 +258,8 @@ class RotaryEmbedding(nn.Module):
         *,
         start: Numbers = 0,
         step: Numbers = 1,
+        reference_sizes: Sequence[int] | None = None,
+        align: Align = "centre",
         num_prefix: int = 0,
         num_suffix: int = 0,
         strength: float | Tensor = 1.0,
@@ -258,13 +273,16 @@ class RotaryEmbedding(nn.Module):
 
         Args:
             sizes, start, step: As :func:`ndpos.grid`.
+            reference_sizes, align: Coordinates of :func:`ndpos.scaled_grid` instead: the grid is laid over one of these
+                sizes, so that no distance is longer than there. Rotations see differences alone, and those are the same
+                for ``"centre"`` and ``"index"``.
             num_prefix, num_suffix, strength, dtype: As :meth:`forward`.
             device: Where the tables are made; that of learned frequencies, else torch's default device.
 
         Returns:
             A Rotation of ``prod(sizes)`` tokens in row-major order.
         """
-        lattice = _Lattice(sizes, start, step, device)
+        lattice = _Lattice(sizes, start, step, reference_sizes, align, device)
         rotation: Rotation = self(lattice, num_prefix=num_prefix, num_suffix=num_suffix, strength=strength, dtype=dtype)
         return rotation
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, pair_channels
-from ndpos.positions import Numbers, axis_coords, cells, outside_autocast
+from ndpos.positions import Align, Numbers, axis_coords, cells, outside_autocast, scaled_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, spread, turns, turns_by_axis
 from ndpos.subspaces import AxisSplit
 
@@ -113,15 +113,26 @@ class SinusoidalEmbedding(nn.Module):
         *,
         start: Numbers = 0,
         step: Numbers = 1,
+        reference_sizes: Sequence[int] | None = None,
+        align: Align = "centre",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Tensor:
         """The table of a whole grid ``(prod(sizes), dim)``, row-major; sines evaluated once per row of each axis.
 
-        Bit-equal to ``emb(grid(sizes, start=start, step=step).flatten(0, -2))``.
+        Bit-equal to ``emb(grid(sizes, start=start, step=step).flatten(0, -2))``, or, with ``reference_sizes``, to the
+        same of ``scaled_grid(sizes, reference_sizes=reference_sizes, align=align)``.
         """
         caller = "ndpos.SinusoidalEmbedding.on_grid"
-        per_axis = axis_coords(sizes, start, step, device, caller=caller)
+        if reference_sizes is None:
+            per_axis = axis_coords(sizes, start, step, device, caller=caller)
+        elif start != 0 or step != 1:
+            raise ValueError(
+                f"{caller}: reference_sizes already say where the grid starts and how it steps; leave start={start!r} "
+                f"and step={step!r} out."
+            )
+        else:
+            per_axis = scaled_coords(sizes, reference_sizes, align, device, caller=caller)
         if len(per_axis) != self.split.axes:
             raise ValueError(f"{caller}: the encoding has {self.split.axes} axes, sizes are {tuple(sizes)}.")
         with outside_autocast(per_axis[0].device):

@@ -175,8 +175,8 @@ class Encoded(nn.Module):
             return None  # the model as it was, bit for bit; a graph turns by 0 instead, to serve every strength
         elif self.strength != 1:
             settings["strength"] = self.strength
-        if self.reference_sizes is not None:  # only differences of coordinates matter: where the grid starts does not
-            settings["step"] = [then / now for then, now in zip(self.reference_sizes, sizes, strict=True)]
+        if self.reference_sizes is not None:
+            settings["reference_sizes"] = self.reference_sizes
         return self.rope.on_grid(sizes, **settings)
 
     def _with_table(self, patches: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -184,7 +184,9 @@ class Encoded(nn.Module):
         names = (
             ("cls_token", "dist_token") if isinstance(self, VisionTransformerDistilled) else ("cls_token", "reg_token")
         )
-        tokens = [getattr(self, name).expand(len(patches), -1, -1) for name in names if getattr(self, name) is not None]
+        tokens = [
+            getattr(self, name).expand(patches.shape[0], -1, -1) for name in names if getattr(self, name) is not None
+        ]
         table = self._rows(patches, sizes)
         if table is None:
             x = torch.cat([*tokens, patches], dim=1) if tokens else patches

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ndpos.encode.baselines import BinaryEmbedding, IntegerEmbedding
 from ndpos.encode.learned import LearnedEmbedding
 from ndpos.encode.sinusoidal import SinusoidalEmbedding
-from ndpos.positions import axis_coords, cells, grid, outside_autocast
+from ndpos.positions import grid, outside_autocast, scaled_grid
 
 __all__: list[str] = []
 
@@ -32,13 +32,11 @@ def table_rows(
         rows = table.lookup(grid(sizes, device=device).flatten(0, -2))
         with outside_autocast(device):
             return (rows if table.prefix is None else torch.cat((table.prefix, rows))).to(dtype)
-    start: list[float] | int = 0
-    step: list[float] | int = 1
-    if reference is not None:
-        step = [then / now for then, now in zip(reference, sizes, strict=True)]
-        start = [by / 2 - 0.5 for by in step]
     if isinstance(table, SinusoidalEmbedding):
-        return table.on_grid(sizes, start=start, step=step, dtype=dtype, device=device)
-    coords = cells(axis_coords(sizes, start, step, device, caller="ndpos.timm")).flatten(0, -2)
-    made: Tensor = table(coords, dtype=dtype)
+        return table.on_grid(sizes, reference_sizes=reference, dtype=dtype, device=device)
+    if reference is None:
+        coords = grid(sizes, device=device)
+    else:
+        coords = scaled_grid(sizes, reference_sizes=reference, align="centre", device=device)
+    made: Tensor = table(coords.flatten(0, -2), dtype=dtype)
     return made

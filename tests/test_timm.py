@@ -31,10 +31,10 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def vit(*, sizes=(2, 3), **settings):
+def vit(*, cls=VisionTransformer, sizes=(2, 3), **settings):
     torch.manual_seed(0)
     image = [16 * size for size in sizes]
-    model = VisionTransformer(
+    model = cls(
         **{
             "img_size": image,
             "patch_size": 16,
@@ -55,14 +55,15 @@ def images(*sizes, batch=2):
     return torch.randn(batch, 3, *[16 * size for size in sizes], generator=torch.Generator().manual_seed(0))
 
 
-def by_hand(model, x, frequencies=None, *, attn_mask=None, is_causal=False):
+def by_hand(model, x, frequencies=None, *, coords=None, attn_mask=None, is_causal=False):
     """Features of a model that is not wrapped, its blocks walked one by one with queries and keys turned."""
     frequencies = ndpos.geometric(SPLIT, base=100.0) if frequencies is None else frequencies
     sizes = [side // 16 for side in x.shape[-2:]]
+    coords = ndpos.grid(sizes) if coords is None else coords
     x = model.norm_pre(model._pos_embed(model.patch_embed(x)))
     for layer, block in enumerate(model.blocks):
         own = frequencies[layer] if frequencies.ndim == 4 else frequencies
-        angles = ndpos.angles(ndpos.grid(sizes).flatten(0, -2), own)
+        angles = ndpos.angles(coords.flatten(0, -2), own)
         angles = angles if angles.ndim == 2 else angles.unsqueeze(0)
 
         def turn(x, angles=angles):

@@ -274,8 +274,8 @@ class RotaryEmbedding(nn.Module):
         Args:
             sizes, start, step: As :func:`ndpos.grid`.
             reference_sizes, align: Coordinates of :func:`ndpos.scaled_grid` instead: the grid is laid over one of these
-                sizes, so that no distance is longer than there. Rotations see differences alone, and those are the same
-                for ``"centre"`` and ``"index"``.
+                sizes, so that no distance is longer than there. Distances are the same for ``"centre"`` and
+                ``"index"``; tokens that are not turned stand at 0, and tell them apart.
             num_prefix, num_suffix, strength, dtype: As :meth:`forward`.
             device: Where the tables are made; that of learned frequencies, else torch's default device.
 

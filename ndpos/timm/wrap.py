@@ -48,7 +48,8 @@ def add_rope(
             with heads and layers must have the model's.
         base: The theta of the ladder of each axis, 100 if not given (RoPE-ViT); refused beside ``rope``.
         reference_sizes: Patches per axis, (height, width), whose coordinates are kept: at another image size the grid
-            is laid over this one, so that no distance is longer than those trained. Grid steps if not given.
+            is laid over this one, borders on borders as images are resized, so that no distance is longer than those
+            trained. Grid steps if not given.
         learnable: Learn the frequencies: one parameter more, ``rope.frequencies``; refused beside ``rope``.
         absolute: The learned table that the model has: ``"keep"`` it; ``"fade"`` it, times 1 - strength; or ``"drop"``
             it, prefix rows too: ``pos_embed`` stays in the state dict, frozen and unused.

@@ -146,8 +146,8 @@ class Rotation:
         refuse_outside(
             indices,
             self.cos.shape[-2],
-            f"ndpos.Rotation.take: indices are at least 0 and below the {self.cos.shape[-2]} rotated tokens; they do "
-            f"not count the prefix, so subtract num_prefix from positions in the sequence.",
+            "ndpos.Rotation.take: indices are at least 0 and below the {size} rotated tokens; they do not count the "
+            "prefix, so subtract num_prefix from positions in the sequence.",
         )
         if indices.ndim == 1:
             return self._each_token(lambda part: part.index_select(-2, indices))
@@ -157,8 +157,10 @@ class Rotation:
             while part.ndim < 3:
                 part = part.unsqueeze(0)
             part = part.unsqueeze(-4) if part.ndim <= unbatched else part
-            index = indices[:, None, :, None]
-            return part.take_along_dim(index if part.ndim == 4 else index.unsqueeze(0), dim=-2)
+            # Not take_along_dim: it fixes the number of tokens into a compiled graph.
+            kept, shape = indices.shape[1], (*part.shape[:-4], indices.shape[0], part.shape[-3])
+            index = indices[:, None, :, None].expand(*shape, kept, part.shape[-1])
+            return part.expand(*shape, -1, -1).gather(-2, index)
 
         return self._each_token(gather)
 

@@ -109,7 +109,12 @@ def refuse_unless(fits: Tensor, values: Tensor, text: str) -> None:
 
 
 def refuse_outside(values: Tensor, size: int, text: str) -> None:
-    """Raise unless ``0 <= values <= size - 1`` everywhere; NaN fits nowhere, and -1 is not the last row."""
+    """Raise unless ``0 <= values <= size - 1`` everywhere; NaN fits nowhere, and -1 is not the last row.
+
+    ``{size}`` in the text stands for the size; a graph is told "number of", for a symbolic size that is written into
+    a text is fixed by it: one graph per size.
+    """
+    text = text.replace("{size}", "number of" if torch.compiler.is_compiling() else str(size))
     refuse_unless((values >= 0) & (values <= size - 1), values, text)
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 
 import ndpos
 
@@ -59,8 +60,8 @@ def test_a_compiled_model_trains_at_other_sizes_batches_and_strengths_in_two_gra
     torch._dynamo.reset()
     plain = vit(sizes=(14, 14), depth=1, dynamic_img_size=True, patch_drop_rate=0.25)
     model = ndpos.timm.add_rope(plain, learnable=True, reference_sizes=(14, 14)).train()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    counters.clear()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     for batch, sizes in zip((2, 3, 4, 2, 5), FIVE, strict=True):
         torch.manual_seed(0)
         compiled(images(*sizes, batch=batch)).square().sum().backward()
@@ -72,7 +73,7 @@ def test_a_compiled_model_trains_at_other_sizes_batches_and_strengths_in_two_gra
             torch.testing.assert_close(seen[name], each.grad, atol=1e-3, rtol=1e-3, msg=name)
         model.zero_grad()
         model.strength = 0.9 * model.strength
-    assert counter.frame_count <= 2
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
 
 
 @torch.no_grad()

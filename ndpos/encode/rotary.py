@@ -299,7 +299,8 @@ class RotaryEmbedding(nn.Module):
 
 def _check_strength(caller: str, strength: float | Tensor) -> None:
     if not isinstance(strength, Tensor):
-        finite(caller, "strength", strength)
+        if not torch.compiler.is_compiling():  # a symbolic number cannot be asked whether it is finite
+            finite(caller, "strength", strength)
     elif strength.ndim or not strength.dtype.is_floating_point:
         raise ValueError(
             f"{caller}: strength is a number or a floating tensor without dimensions, got {tuple(strength.shape)} "

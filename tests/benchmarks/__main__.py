@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks``: what tables cost, as ratios of one run."""
+"""``python -m tests.benchmarks``: what tables and the timm wrap cost, as ratios of one run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import ndpos
+from tests.benchmarks import wrapped
 from tests.benchmarks.paired import paired
 
 CLIP = (16, 64, 64)
@@ -55,6 +56,7 @@ def main() -> None:
             seen = paired(ours, other, pairs=pairs)
         limit = "" if bound is None else f"  (at most {bound})"
         print(f"{name:<66} {seen.ratio:8.3f}   {seen.a_ms:8.2f} ms / {seen.b_ms:8.2f} ms{limit}")
+    wrapped.report(max(3, options.pairs // 8))
 
 
 if __name__ == "__main__":

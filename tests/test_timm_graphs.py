@@ -62,7 +62,7 @@ def test_a_compiled_model_trains_at_other_sizes_batches_and_strengths_in_two_gra
     model = ndpos.timm.add_rope(plain, learnable=True, reference_sizes=(14, 14)).train()
     counters.clear()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
-    for batch, sizes in zip((2, 3, 4, 2, 5), FIVE, strict=True):
+    for batch, sizes in zip((2, 3, 4), FIVE[1:4], strict=True):
         torch.manual_seed(0)
         compiled(images(*sizes, batch=batch)).square().sum().backward()
         seen = {name: each.grad.clone() for name, each in model.named_parameters()}

@@ -7,6 +7,8 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import ndpos
 
@@ -227,6 +229,38 @@ def test_strength_is_a_setting_that_copies_and_pickles_carry_and_state_dicts_do_
     with torch.inference_mode():
         model.strength = 0.5
     model(x).sum().backward()
+
+
+@torch.no_grad()
+def test_a_pickle_does_not_grow_with_the_sizes_seen():
+    model = ndpos.timm.add_rope(vit(dynamic_img_size=True))
+    fresh = len(pickle.dumps(model))
+    for sizes in ((2, 3), (9, 7), (12, 12)):
+        model(images(*sizes))
+    assert len(pickle.dumps(model)) == fresh
+
+
+@pytest.fixture
+def alone():
+    """A process group of one, for DDP to find out what it does not get a gradient of."""
+    if not dist.is_available():
+        pytest.skip("torch is built without torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("settings", [{"absolute": "drop"}, {"absolute": "fade", "learnable": True}], ids=str)
+def test_ddp_trains_a_wrapped_model_whatever_becomes_of_its_table(settings, alone):
+    model = DistributedDataParallel(ndpos.timm.add_rope(vit(), **settings).train())
+    for _ in range(2):  # what got no gradient in the first step is told in the second
+        model(images(2, 3)).sum().backward()
+    module = ndpos.timm.add_rope(vit(), absolute="drop").train()
+    module.pos_embed.requires_grad_(True)
+    twin = DistributedDataParallel(module)
+    twin(images(2, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="finished reduction"):
+        twin(images(2, 3))
 
 
 @torch.no_grad()

@@ -229,10 +229,10 @@ def training(encoding, seed, shares, raw=None):
 MACHINE = {"cpu": "abacus", "threads": 1, "jobs": 2, "device": "cpu", "versions": {"torch": "2.9"}}
 
 
-@pytest.fixture
-def kept(tmp_path):
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
     """A comparison with numbers made up, kept in an order that is not the planned one."""
-    found = Comparison(tmp_path, plan())
+    found = Comparison(tmp_path_factory.mktemp("kept"), plan())
     for seed, share in ((2, 0.3), (0, 0.2), (1, 0.25)):
         found.keep(training("none", seed, [share, 0.1, 0.1, 0.1, 0.1]), MACHINE)
     for seed, share, raw in ((0, 0.9, 0.5), (1, 0.8, 0.6), (2, 1.0, 0.1)):

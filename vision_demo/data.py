@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy
 import torch
@@ -13,6 +14,43 @@ from torch import Tensor
 
 CLASSES = 10
 SOURCE_SIZE = 8  # the digits are 8 x 8 pixels with brightness 0 to 16
+
+Size = tuple[int, int]  # (height, width) in pixels
+
+
+class Part(Protocol):
+    """Images that are trained on, or held out: kept in whatever way, drawn when asked for.
+
+    Attributes:
+        labels: (images,) int64, the class of each.
+    """
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    def take(self, indices: Sequence[int]) -> Part:
+        """Some of the images, in the order of ``indices``."""
+
+    def draw(self, size: Size) -> Tensor:
+        """(images, channels, height, width) float32 from -1, black, to 1, white."""
+
+
+class Dataset(NamedTuple):
+    """What a model learns to tell apart.
+
+    Attributes:
+        classes: The name of each class.
+        channels: 1 for grey, 3 for RGB.
+        train: Images to train on, in random order: the first so many are a fair sample.
+        held_out: Images to measure on, in random order.
+        source: What the images are, in plain values: a run that goes on later compares it.
+    """
+
+    classes: tuple[str, ...]
+    channels: int
+    train: Part
+    held_out: Part
+    source: dict[str, str | int]
 
 
 class Digits(NamedTuple):
@@ -30,6 +68,14 @@ class Digits(NamedTuple):
         """The first ``count`` images; they are in random order, so every digit is among a few dozen."""
         return Digits(self.pixels[:count], self.labels[:count])
 
+    def take(self, indices: Sequence[int]) -> Digits:
+        """Some of the images, in the order of ``indices``."""
+        return Digits(self.pixels[list(indices)], self.labels[list(indices)])
+
+    def draw(self, size: Size) -> Tensor:
+        """The images at ``size``: :func:`render`."""
+        return render(self.pixels, size)
+
 
 def load() -> tuple[Digits, Digits]:
     """scikit-learn's 1,797 digits as (train, held out): 1,347 and 450 images, each digit in proportion.
@@ -43,18 +89,26 @@ def load() -> tuple[Digits, Digits]:
     return Digits(train_pixels, train_labels.long()), Digits(held_out_pixels, held_out_labels.long())
 
 
-def render(pixels: Tensor, size: int) -> Tensor:
+def digits() -> Dataset:
+    """The digits of :func:`load` with their names."""
+    seen, held_out = load()
+    return Dataset(tuple("0123456789"), 1, seen, held_out, {"name": "scikit-learn's handwritten digits"})
+
+
+def render(pixels: Tensor, size: Size) -> Tensor:
     """Draw digits at another size without inventing detail: Pillow's NEAREST repeats pixels.
 
-    At 32 each source pixel becomes a 4 x 4 square, exactly one patch of the model: a token then knows one brightness
-    and nothing about where it is. At 48 the square is 6 x 6: the grid is 12 x 12 and some patches straddle squares.
+    At 32 x 32 each source pixel becomes a 4 x 4 square, exactly one patch of the model: a token then knows one
+    brightness and nothing about where it is. At 48 x 48 the square is 6 x 6: the grid is 12 x 12 and some patches
+    straddle squares.
 
     Args:
         pixels: (images, 8, 8) uint8, brightness 0 to 16.
-        size: Height and width to draw at, in pixels.
+        size: (height, width) to draw at, in pixels.
 
     Returns:
-        (images, 1, size, size) float32 from -1 (brightness 0) to 1 (brightness 16).
+        (images, 1, height, width) float32 from -1 (brightness 0) to 1 (brightness 16).
     """
-    drawn = [Image.fromarray(image).resize((size, size), Image.Resampling.NEAREST) for image in pixels.numpy()]
+    height, width = size
+    drawn = [Image.fromarray(image).resize((width, height), Image.Resampling.NEAREST) for image in pixels.numpy()]
     return torch.from_numpy(numpy.stack([numpy.asarray(image) for image in drawn])).unsqueeze(1) / 8 - 1

@@ -13,6 +13,7 @@ pytest.importorskip("timm", reason="needs timm")
 import timm
 
 import ndpos.timm
+from tests.benchmarks.wrapped import kept_bytes
 from tests.test_timm import assert_same, images, vit
 
 FIVE = ((14, 14), (16, 12), (10, 20), (6, 8), (4, 4))  # grids, square and not
@@ -123,20 +124,6 @@ def test_onnx_runtime_answers_the_same_and_a_fixed_grid_is_folded_into_constants
     assert "Conv" in operations
     assert "Resize" not in operations
     assert ({"Cos", "Sin"} <= operations) == resizable
-
-
-def kept_bytes(model, x):
-    """Bytes of the distinct storages that a forward keeps for its backward."""
-    storages, kept = {}, []
-
-    def pack(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        kept.append(tensor)  # alive, so that no address is used twice
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(x)
-    return sum(storages.values())
 
 
 @pytest.mark.parametrize("settings", [{}, {"absolute": "drop", "strength": 0.5}], ids=str)

@@ -9,7 +9,8 @@ import torch
 
 import ndpos
 
-timm = pytest.importorskip("timm", reason="parity with timm needs timm")
+pytest.importorskip("timm", reason="parity with timm needs timm")
+import timm
 
 import ndpos.timm
 

@@ -19,6 +19,11 @@ def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: An
     """Raise unless parameters are whole tensors and the optimiser keeps nothing about them that cannot be moved."""
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: optimizer is a torch.optim.Optimizer, got {type(optimizer).__name__}.")
+    if isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, "_base_optimizer"):
+        raise ValueError(
+            f"{caller}: {type(optimizer).__name__} keeps what it knows in another place than by parameter, where it "
+            f"cannot be moved. Make a new one after resizing."
+        )
     for parameter in parameters:
         if type(parameter.data) is not Tensor:
             raise ValueError(
@@ -26,6 +31,11 @@ def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: An
                 f"the model first, shard it afterwards."
             )
         for name, value in _state(optimizer, parameter).items():
+            if isinstance(value, (list, tuple, dict)):
+                raise ValueError(
+                    f"{caller}: the optimiser keeps {name!r} as a {type(value).__name__}, which cannot be moved with "
+                    f"the table. Drop it first: optimizer.state.pop(parameter)."
+                )
             if isinstance(value, Tensor) and value.shape != parameter.shape and value.numel() != 1:
                 raise ValueError(
                     f"{caller}: the optimiser keeps {name!r} {tuple(value.shape)} for a table "
@@ -46,7 +56,7 @@ def move(
     numbers negative: they may be averages of squares. The gradient, of the old shape, is dropped.
     """
     kept = _state(optimizer, parameter)
-    with torch.no_grad():
+    with torch.no_grad(), torch.inference_mode(False):
         moved = {
             name: change(value).clone(memory_format=torch.contiguous_format)
             for name, value in kept.items()
@@ -54,6 +64,10 @@ def move(
         }
 
     def put() -> None:
+        # While an old output is alive, autograd keeps the shape of its gradient for this parameter. Another dtype in
+        # between makes it forget: without, the next backward fails, or sums the gradient where shapes broadcast.
+        other = torch.float16 if parameter.dtype != torch.float16 else torch.float32
+        parameter.data = table.new_empty(0, dtype=other)
         parameter.data = table
         parameter.grad = None
         kept.update(moved)

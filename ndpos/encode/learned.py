@@ -174,7 +174,8 @@ class LearnedEmbedding(nn.Module):
             axes = range(len(new)) if self.kind == "joint" else (self.table_axes[place],)
             old_of, new_of = [self.sizes[axis] for axis in axes], [new[axis] for axis in axes]
             linear = {**self.resampling, "kernel": "linear"}
-            moved = resize(table.detach(), new_of, old_sizes=old_of, **self.resampling)
+            with torch.inference_mode(False):  # a table born in inference mode could not be trained
+                moved = resize(table.detach(), new_of, old_sizes=old_of, **self.resampling)
             puts.append(move(table, moved, partial(resize, new_sizes=new_of, old_sizes=old_of, **linear), optimizer))
         for put in puts:
             put()

@@ -177,11 +177,13 @@ class RotaryEmbedding(nn.Module):
     def reset_parameters(self) -> None:
         """Put learned frequencies back to their initial values, as after ``to_empty``; nothing to do for fixed ones."""
         if self.learnable:
-            initial = torch.tensor(
-                [self.matrix.values[place] for place in self.learned], dtype=torch.float64, device="cpu"
-            )
             with torch.no_grad():
-                self.frequencies.copy_(initial.view(self.frequencies.shape))
+                self.frequencies.copy_(self.initial_frequencies())
+
+    def initial_frequencies(self) -> Tensor:
+        """What learned frequencies start from, in the shape of the parameter: float64, on the CPU."""
+        values = [self.matrix.values[place] for place in self.learned]
+        return torch.tensor(values, dtype=torch.float64, device="cpu").view(self.frequencies.shape)
 
     def frequency_matrix(self, device: torch.device | str | None = None) -> Tensor:
         """The frequencies in force as a matrix ``(..., axes, pairs)``, in the widest float of ``device``."""

@@ -50,15 +50,19 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
             return unturned
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
-        # Turned as (batch, tokens, heads, head_dim): attention then lays its output out so that joining heads is a
-        # view, where heads first would make the output projection keep a copy (5 % of a ViT-S's training memory).
-        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).unbind(2)
-        q, k = turn(self.q_norm(q), token_dim=-3), turn.keys(self.k_norm(k), token_dim=-3)
-        if torch.is_grad_enabled() and isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity):
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
+        if isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity):
+            # Turned as (batch, tokens, heads, head_dim), as they lie: attention then lays its output out so that
+            # joining heads is a view. Heads first, the output projection would keep a copy (5 % of a ViT-S's training
+            # memory).
+            q, k, v = qkv.unbind(2)
+            q, k = turn(q, token_dim=-3).transpose(1, 2), turn.keys(k, token_dim=-3).transpose(1, 2)
             # The backward keeps q, k and v. As a view, v would keep all of qkv, two thirds of it for nothing: 18 % of
-            # a ViT-S's training memory, at the price of this copy. Norms keep qkv anyway, as their input.
-            v = v.clone()
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            # that memory, at the price of this copy.
+            v = (v.clone() if torch.is_grad_enabled() else v).transpose(1, 2)
+        else:  # norms lay q and k out heads first, and keep qkv as their input
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+            q, k = turn(self.q_norm(q)), turn.keys(self.k_norm(k))
         if self.fused_attn:
             dropout = self.attn_drop.p if self.training else 0.0
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)

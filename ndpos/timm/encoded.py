@@ -6,13 +6,13 @@ Two threads can therefore run two image sizes through one model.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 import torch.utils._pytree as pytree
-from timm.layers import resample_abs_pos_embed
+from timm.layers import Attention, resample_abs_pos_embed
 from timm.layers.patch_dropout import patch_dropout_forward
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
@@ -25,16 +25,12 @@ from ndpos.resample import resize as resize_table
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite
 from ndpos.timm.attention import Carried
+from ndpos.timm.loading import fit_state_dict, table_prefix
 from ndpos.timm.tables import table_rows
 
 __all__: list[str] = []
 
 Absolute = Literal["keep", "fade", "drop"]
-
-# What other RoPE code saves beside weights: functions of the grid, made anew here.
-DERIVED = ("freqs_cos", "freqs_sin", "freqs_t_x", "freqs_t_y", "inv_freq", "periods")
-
-log = logging.getLogger(__name__)
 
 
 class Encoded(nn.Module):
@@ -64,16 +60,19 @@ class Encoded(nn.Module):
     num_prefix_tokens: int
     dynamic_img_size: bool
     grad_checkpointing: bool
-    _strength: Tensor  # no buffer: never state, never moved or cast. A plain float would be fixed into every graph.
+    _strength: float
+    # The same for graphs, into which a number would be fixed. No buffer: never state, never moved or cast.
+    _strength_in_graphs: Tensor
 
     @property
     def strength(self) -> float:
-        return self._strength.item()
+        return self._strength
 
     @strength.setter
     def strength(self, value: float) -> None:
+        self._strength = check_strength("ndpos.timm", value)
         with torch.inference_mode(False):  # a tensor born in inference mode could not take part in training
-            self._strength = torch.tensor(check_strength("ndpos.timm", value), dtype=torch.float64, device="cpu")
+            self._strength_in_graphs = torch.tensor(self._strength, dtype=torch.float64, device="cpu")
 
     # ---- the forward ------------------------------------------------------------------------------------------
 
@@ -134,17 +133,25 @@ class Encoded(nn.Module):
         if patches.ndim == 4:
             sizes, patches = patches.shape[1:3], patches.flatten(1, 2)
         x = self._with_table(patches, sizes)
-        turn, dropped = self._rotation(sizes, x.device), False
-        if self.training and getattr(self.patch_drop, "prob", 0.0) > 0:
-            drop = self.patch_drop
+        turn, drop = self._rotation(sizes, x), self.patch_drop
+        dropped = bool(self.training and getattr(drop, "prob", 0.0) > 0)
+        if dropped:
+            # The model's count of prefix tokens: by timm's layer's own, distillation tokens are dropped like patches.
             x, kept = patch_dropout_forward(x, drop.prob, self.num_prefix_tokens, drop.ordered, training=True)
-            turn, dropped = turn if turn is None else turn.take(kept), True
+            turn = turn if turn is None else turn.take(kept)
+        else:
+            x = drop(x)
         return self.norm_pre(x), turn, sizes, dropped
 
     def _through(
         self, block: nn.Module, x: Tensor, turn: Rotation | None, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """One block, checkpointed where timm would."""
+        if self.rope is not None and type(getattr(block, "attn", None)) is Attention:
+            raise ValueError(
+                "ndpos.timm: a block with timm's plain Attention stands in a model wrapped by add_rope, where it would "
+                "not be turned. Put blocks in before wrapping."
+            )
         if self.rope is None:
             carry: Callable[[Rotation | None, Tensor | None], Any] = lambda turn, mask: mask  # noqa: E731
         else:
@@ -164,13 +171,15 @@ class Encoded(nn.Module):
 
     # ---- positions --------------------------------------------------------------------------------------------
 
-    def _rotation(self, sizes: Sequence[int], device: torch.device) -> Rotation | None:
-        """The rotation of the patches on their grid, once per forward."""
+    def _rotation(self, sizes: Sequence[int], x: Tensor) -> Rotation | None:
+        """The rotation of the patches on their grid, for tokens x; once per forward."""
         if self.rope is None:
             return None
-        settings: dict[str, Any] = {"num_prefix": self.num_prefix_tokens, "device": device}
+        settings: dict[str, Any] = {"num_prefix": self.num_prefix_tokens, "device": x.device}
+        if x.dtype == torch.float64:
+            settings["dtype"] = torch.float64
         if torch.compiler.is_compiling():
-            settings["strength"] = self._strength
+            settings["strength"] = self._strength_in_graphs
         elif self.strength == 0 and not self.rope.learnable:
             return None  # the model as it was, bit for bit; a graph turns by 0 instead, to serve every strength
         elif self.strength != 1:
@@ -223,8 +232,9 @@ class Encoded(nn.Module):
                 f"ndpos.timm: the learned table is for {old[0]} x {old[1]} patches, the image has {sizes[0]} x "
                 f"{sizes[1]}. ndpos.timm.resize(model, image_size) moves it; dynamic_img_size=True takes any size."
             )
-        faded: Tensor = table * (1 - self._strength) if self.absolute == "fade" else table
-        return faded
+        if self.absolute == "fade":
+            table = table * (1 - (self._strength_in_graphs if torch.compiler.is_compiling() else self._strength))
+        return table
 
     # ---- what training and loading ask of a model -------------------------------------------------------------
 
@@ -242,17 +252,7 @@ class Encoded(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         errors: list[str] = rest[-1]
-        tail = tuple(f".{name}" for name in DERIVED)
-        derived = [key for key in state_dict if key.startswith(prefix) and f".{key[len(prefix) :]}".endswith(tail)]
-        for key in derived:
-            del state_dict[key]
-        if derived:
-            log.debug("ndpos.timm: %s are functions of the grid, not weights; they were left out.", derived)
-        if self.rope is not None and self.rope.learnable:  # weights from before the wrap keep the initial frequencies
-            state_dict.setdefault(f"{prefix}rope.frequencies", self.rope.frequencies.detach())
-        given = state_dict.get(f"{prefix}pos_embed")
-        if isinstance(given, Tensor) and self.pos_embed is not None and given.shape != self.pos_embed.shape:
-            errors.append(_other_grid(self, f"{prefix}pos_embed", given))
+        fit_state_dict(self, state_dict, prefix, errors)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -270,15 +270,10 @@ ENCODED: Mapping[type[nn.Module], type[Encoded]] = {
 }
 
 
-def table_prefix(model: Any) -> int:
-    """How many rows of ``pos_embed`` stand before the grid; the model may have more prefix tokens than those."""
-    return 0 if model.no_embed_class else int(model.num_prefix_tokens)
-
-
 def check_strength(caller: str, value: float) -> float:
     """``value`` as a float from 0 to 1."""
-    if isinstance(value, Tensor):
-        raise TypeError(f"{caller}: strength is a plain number, got a tensor. Hand in value.item().")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{caller}: strength is a plain number, got {value!r}. A tensor or array? value.item().")
     strength = finite(caller, "strength", value)
     if not 0 <= strength <= 1:
         raise ValueError(f"{caller}: strength is from 0, no rotation, to 1, the whole of it; got {value!r}.")
@@ -292,17 +287,3 @@ def check_absolute(caller: str, absolute: str) -> None:
 
 def _of_layer(turn: Rotation | None, index: int) -> Rotation | None:
     return turn if turn is None or turn.num_layers is None else turn.layer(index)
-
-
-def _other_grid(model: Any, key: str, given: Tensor) -> str:
-    """What is told, beside torch's own line, when a table of another grid is loaded."""
-    own, num_prefix = model.patch_embed.grid_size, table_prefix(model)
-    rows = given.shape[-2] - num_prefix if given.ndim >= 2 else 0
-    square = int(max(rows, 0) ** 0.5)
-    guess = f"({square}, {square}) if it is square" if square**2 == rows > 0 else "no square, so its grid must be known"
-    return (
-        f"ndpos.timm: {key} is {tuple(given.shape)}, this model's is {tuple(model.pos_embed.shape)} for a grid of "
-        f"{tuple(own)} behind {num_prefix} prefix rows. The grid of {rows} rows is {guess}. Build the model at the "
-        f"size of the weights, load them, and move both with ndpos.timm.resize(model, image_size); or move the table "
-        f"alone: ndpos.resize(table, {tuple(own)}, old_sizes=..., num_prefix={num_prefix})."
-    )

@@ -31,7 +31,8 @@ class OpenPatchEmbed(PatchEmbed):  # type: ignore[misc]  # timm is untyped
                 f"{width}. ndpos.timm.resize(model, ({height}, {width})) moves it there; dynamic_img_size=True when "
                 f"it is built takes any size."
             )
-        if self.img_size is not None and not self.dynamic_img_pad and (height % rows != 0 or width % columns != 0):
+        divided = height % rows == 0 and width % columns == 0
+        if self.img_size is not None and not self.strict_img_size and not self.dynamic_img_pad and not divided:
             raise ValueError(
                 f"ndpos.timm: patches of {rows} x {columns} do not divide an image of {height} x {width} pixels. "
                 f"Resize or pad the image, or build the model with dynamic_img_pad=True."

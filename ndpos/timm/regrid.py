@@ -16,7 +16,8 @@ from ndpos.parameters import check_movable, move
 from ndpos.patches import patch_sizes
 from ndpos.resample import resize as resize_table
 from ndpos.sizes import sizes_per_axis
-from ndpos.timm.encoded import Encoded, table_prefix
+from ndpos.timm.encoded import Encoded
+from ndpos.timm.loading import table_prefix
 from ndpos.timm.wrap import check_model
 
 __all__ = ["resize"]
@@ -71,6 +72,8 @@ def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.opti
             f"{caller}: image_size is (height, width), got {image_size}. Square? ({image_size}, {image_size})."
         )
     height, width = sizes_per_axis(caller, image_size, name="image_size", minimum=1, axes=2)
+    if (height, width) == tuple(patches.img_size):
+        return model
     try:
         new = patch_sizes((height, width), patch=patches.patch_size)
     except ValueError as error:
@@ -85,7 +88,8 @@ def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.opti
         check_movable(caller, [ours.pos_embed], optimizer)
         settings: dict[str, Any] = {"old_sizes": old, "num_prefix": table_prefix(ours)}
         if old != new:
-            table = resize_table(ours.pos_embed.detach(), new, **settings)
+            with torch.inference_mode(False):  # a table born in inference mode could not be trained
+                table = resize_table(ours.pos_embed.detach(), new, **settings)
             linear = partial(resize_table, new_sizes=new, kernel="linear", **settings)
             put = move(ours.pos_embed, table, linear, optimizer)
     if isinstance(encoding, LearnedEmbedding):

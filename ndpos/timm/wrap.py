@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from timm.layers import Attention, PatchEmbed
+import torch
+from timm.layers import Attention, PatchDropout, PatchEmbed
 from timm.models.vision_transformer import Block, ResPostBlock
 from torch import nn
 
@@ -39,7 +40,8 @@ def add_rope(
 
     Everything a ViT is used for goes on working: every forward, state-dict keys, gradient checkpointing, patch drop,
     dynamic image sizes, masks, half precision, ``torch.compile`` and export. Class, distillation and register tokens
-    are not turned. Whatever the compiler, a new image size is not a new graph after the second.
+    are not turned. A new image size is no new graph after the second. Not supported: ``torch.jit``, FX tracing, and
+    reentrant checkpoint wrappers around blocks with learned frequencies (timm's own ``set_grad_checkpointing`` is).
 
     Args:
         model: A ``timm.models.VisionTransformer`` or ``VisionTransformerDistilled``, of that exact class, whose blocks
@@ -54,8 +56,9 @@ def add_rope(
         absolute: The learned table that the model has: ``"keep"`` it; ``"fade"`` it, times 1 - strength; or ``"drop"``
             it, prefix rows too: ``pos_embed`` stays in the state dict, frozen and unused.
         strength: From 0 to 1, what angles are multiplied by. At 0 the model computes what it did before, bit for bit
-            in eager mode, unless the table is dropped. A setting, not state: raise it during training with
-            ``model.strength = ...``; a compiled model needs no new graph for it.
+            in eager mode, unless the table is dropped (and but for one thing: when patches are dropped, distillation
+            tokens stay, which timm drops). A setting, not state: raise it during training with ``model.strength =
+            ...``, in a running average of the model too; a compiled model needs no new graph for it.
 
     Returns:
         The same model.
@@ -85,7 +88,8 @@ def add_rope(
     if not isinstance(learnable, bool):
         raise TypeError(f"{caller}: learnable is True or False, got {learnable!r}.")
     if rope is None:
-        rope = RotaryEmbedding(split(head_dim, 2), base=100.0 if base is None else base, learnable=learnable)
+        with torch.inference_mode(False):  # frequencies born in inference mode could not be trained
+            rope = RotaryEmbedding(split(head_dim, 2), base=100.0 if base is None else base, learnable=learnable)
     elif base is not None or learnable:
         left_out = f"base={base!r}" if base is not None else "learnable=True"
         raise ValueError(f"{caller}: rope has its own frequencies; leave {left_out} out.")
@@ -96,9 +100,10 @@ def add_rope(
     if absolute != "keep" and vit.pos_embed is None:
         raise ValueError(f"{caller}: the model has no pos_embed to {absolute}; leave absolute out.")
 
-    _encode(vit)
     # Learned frequencies stay float32 in a half-precision model: rounded to bfloat16 they would be 0.4 % off.
-    vit.rope = rope.to(device=vit.blocks[0].attn.qkv.weight.device)
+    rope = rope.to(device=next(vit.parameters()).device)
+    _encode(vit)
+    vit.rope = rope
     vit.reference_sizes, vit.absolute, vit.strength = reference, absolute, strength
     if absolute == "drop":
         vit.pos_embed.requires_grad_(False)  # out of DDP's way, which waits for a gradient of what is trained
@@ -189,6 +194,17 @@ def check_model(caller: str, model: Any) -> None:
             f"{caller}: {', '.join(own)} of the model has been replaced on this instance, which would bypass the "
             f"encoding. Wrap the model first, then replace."
         )
+    if type(model.blocks) is not nn.Sequential or model.blocks._forward_hooks or model.blocks._forward_pre_hooks:
+        raise TypeError(
+            f"{caller}: model.blocks is a {type(model.blocks).__name__} with a forward or hooks of its own, which "
+            f"would be bypassed: blocks are called one by one. Take a plain torch.nn.Sequential, and "
+            f"hooks on its blocks."
+        )
+    if type(model.patch_drop) not in (nn.Identity, PatchDropout):
+        raise TypeError(
+            f"{caller}: model.patch_drop is a {type(model.patch_drop).__name__}, which does not tell the patches it "
+            f"keeps; timm's PatchDropout or none."
+        )
     if not hasattr(model.patch_embed, "dynamic_feat_size") or not hasattr(model.patch_embed, "grid_size"):
         raise TypeError(
             f"{caller}: the patch embedding {type(model.patch_embed).__name__} does not say the grid of an image "
@@ -238,6 +254,8 @@ def _reference(caller: str, sizes: Sequence[int] | None) -> tuple[int, int] | No
     if sizes is None:
         return None
     height, width = sizes_per_axis(caller, sizes, name="reference_sizes", minimum=1, axes=2)
+    if max(height, width) >= 2**31:
+        raise ValueError(f"{caller}: reference_sizes are patches per axis, got {(height, width)}.")
     return height, width
 
 

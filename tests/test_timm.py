@@ -25,6 +25,7 @@ MODELS = {
     "registers without a row in the table": {"reg_tokens": 2, "no_embed_class": True},
     "no table": {"pos_embed": "none"},
     "normed queries": {"qk_norm": True, "init_values": 0.5},
+    "normed scores": {"scale_attn_norm": True},
     "post-norm blocks": {"block_fn": ResPostBlock},
     "pre-norm": {"pre_norm": True, "qkv_bias": False},
 }
@@ -74,7 +75,7 @@ def by_hand(model, x, frequencies=None, *, coords=None, attn_mask=None, is_causa
             q, k, v = attn.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
             q, k = turn(attn.q_norm(q)), turn(attn.k_norm(k))
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
-            return attn.proj(x.transpose(1, 2).flatten(2))
+            return attn.proj(attn.norm(x.transpose(1, 2).flatten(2)))
 
         if isinstance(block, ResPostBlock):
             x = x + block.norm1(attend(x))

@@ -498,6 +498,11 @@ def replaced(name, on=lambda model: model):
             ValueError,
             ["3 channels, got (1, 32, 48, 3)", "movedim(-1, 1)"],
         ),
+        (
+            lambda: both()[1].forward_features(images(2, 3), attn_mask=torch.ones(7, 7).bool(), is_causal=True),
+            ValueError,
+            ["attn_mask or is_causal, not both"],
+        ),
         (lambda: both()[1].forward_intermediates(images(2, 3), output_fmt="NHWC"), ValueError, ["'NCHW' or 'NLC'"]),
     ],
 )

@@ -16,6 +16,7 @@ import timm
 from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
 
 import ndpos.timm
+from tests.test_house import missing_sections
 
 SPLIT = ndpos.split(16, 2)
 MODELS = {
@@ -332,3 +333,8 @@ def test_a_refused_model_is_left_as_it_was():
         ndpos.timm.add_rope(plain, rope=rope(dim=8))
     assert type(plain) is VisionTransformer
     assert torch.equal(plain(x), expected)
+
+
+@pytest.mark.parametrize("name", ndpos.timm.__all__)
+def test_every_public_call_says_what_it_takes_gives_and_refuses_and_where_it_is_from(name):
+    assert not missing_sections(getattr(ndpos.timm, name))

@@ -97,6 +97,8 @@ def test_features_only_and_pruned_layers_go_on_with_frequencies_of_every_layer()
     frequencies = ndpos.mixed(2, 8, heads=2, layers=2, generator=torch.Generator().manual_seed(0))
     plain, x = vit(), images(2, 3)
     model = ndpos.timm.add_rope(copy.deepcopy(plain), rope=ndpos.RotaryEmbedding(SPLIT, frequencies=frequencies))
+    features, _ = model.forward_intermediates(x)
+    assert_same(features, by_hand(plain, x, frequencies.float()))
     expected = model.forward_intermediates(x, indices=[0], intermediates_only=True)
     net = FeatureGetterNet(copy.deepcopy(model), out_indices=[0])
     assert len(net.model.blocks) == 1
@@ -190,6 +192,17 @@ def test_strength_turns_by_a_part_of_every_angle_and_fade_takes_as_much_from_the
     assert torch.equal(faded(x), dropped(x))
     thinner.pos_embed.zero_()
     assert_same(dropped.forward_features(x), by_hand(thinner, x, frequencies))
+
+
+@torch.no_grad()
+def test_entries_are_dropped_from_a_model_whose_table_is_dropped_as_from_one_whose_table_is_faded_away():
+    plain, x = vit(pos_drop_rate=0.5), images(2, 3)
+    seen = []
+    for absolute in ("fade", "drop"):
+        torch.manual_seed(0)
+        seen.append(ndpos.timm.add_rope(copy.deepcopy(plain), absolute=absolute).train()(x))
+    assert torch.equal(*seen)
+    assert not torch.equal(seen[0], ndpos.timm.add_rope(copy.deepcopy(plain), absolute="fade")(x))
 
 
 def test_a_dropped_table_is_kept_frozen_and_trains_nothing_while_everything_else_trains():

@@ -79,11 +79,11 @@ def test_a_compiled_model_trains_at_other_sizes_batches_and_strengths_in_two_gra
 
 def test_a_strength_set_in_inference_mode_takes_part_in_compiled_training():
     torch._dynamo.reset()
-    model = dynamic(absolute="fade").train()
+    model = dynamic(absolute="fade", learnable=True).train()
     with torch.inference_mode():
         model.strength = 0.5
     torch.compile(model, backend="eager", fullgraph=True)(images(4, 4)).square().sum().backward()
-    assert model.pos_embed.grad.abs().max() > 0
+    assert model.rope.frequencies.grad.abs().max() > 0
 
 
 @torch.no_grad()

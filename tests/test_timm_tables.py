@@ -103,10 +103,10 @@ def test_reference_sizes_lay_the_table_over_the_trained_grid(name):
     embedding = EMBEDDINGS[name]()
     model = ndpos.timm.set_table(vit(dynamic_img_size=True), embedding, reference_sizes=(2, 3))
     assert_same(model(images(2, 3)), ndpos.timm.set_table(vit(dynamic_img_size=True), embedding)(images(2, 3)))
-    rows, columns = (torch.arange(4.0) + 0.5) * 2 / 4 - 0.5, (torch.arange(6.0) + 0.5) * 3 / 6 - 0.5
+    rows, columns = (torch.arange(4.0) + 0.5) * 2 / 4 - 0.5, (torch.arange(9.0) + 0.5) * 3 / 9 - 0.5
     coords = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
-    expected = with_rows(at((4, 6)), embedding(coords.flatten(0, 1)))
-    assert_same(model(images(4, 6)), expected(images(4, 6)))
+    expected = with_rows(at((4, 9)), embedding(coords.flatten(0, 1)))
+    assert_same(model(images(4, 9)), expected(images(4, 9)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -425,8 +425,9 @@ def test_no_position_parameter_is_decayed_however_the_model_is_wrapped():
     of_table = {"cls_token", "table.tables.0", "table.tables.1", "table.prefix"}
     assert ndpos.timm.no_weight_decay(tabled) == of_table
     assert tabled.no_weight_decay() >= of_table
-    student = torch.nn.ModuleDict({"backbone": model, "table": ndpos.LearnedEmbedding((2, 2), 4)})
-    names = {f"backbone.{name}" for name in own} | {"table.tables.0"}
+    rope = ndpos.RotaryEmbedding(SPLIT, learnable=True)
+    student = torch.nn.ModuleDict({"backbone": model, "table": ndpos.LearnedEmbedding((2, 2), 4), "rope": rope})
+    names = {f"backbone.{name}" for name in own} | {"table.tables.0", "rope.frequencies"}
     assert ndpos.timm.no_weight_decay(student) == names
     decayed, spared = {}, {}
     named = {id(parameter): name for name, parameter in student.named_parameters()}

@@ -1,6 +1,8 @@
 """The demo draws its images exactly, trains, tells its results, and refuses bad arguments in one line."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -391,3 +393,43 @@ def test_the_demo_runs_as_a_module():
     ended = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("vision_demo: argument --epochs: must be")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--epochs", "9" * 400], "--epochs: must be a whole number, at most 1000000"),
+        (["--batch-size", str(2**63)], "--batch-size: must be a whole number, at most 1000000"),
+        (["compare", "--epochs", "10000000"], "at most 1000000"),
+        (["--run", ""], "is empty; name a folder"),
+        (["--resume", ""], "is empty; name a folder"),
+        (["--data", ""], "is empty; name a folder"),
+    ],
+    ids=["epochs", "batch", "compare", "run", "resume", "data"],
+)
+def test_numbers_beyond_any_machine_and_empty_paths_are_refused_before_anything_is_made(
+    arguments, told, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_a_signal_causes_is_told_as_the_signal():
+    from vision_demo.problems import Stopped, stoppable
+
+    def half_imported():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Stopped as stopped:
+            raise RecursionError("a library half imported") from stopped
+
+    with pytest.raises(Stopped, match="stopped by Ctrl-C") as ended, stoppable():
+        half_imported()
+    assert ended.value.status == 130
+    with pytest.raises(RecursionError), stoppable():
+        raise RecursionError("of its own")

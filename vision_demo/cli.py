@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 DIGITS = 1347  # that are trained on
+MANY = 10**6  # more epochs, or images in a step, than any machine can bear
 LARGEST_SIDE = 512  # pixels: 128 x 128 patches
 
 DESCRIPTION = """\
@@ -30,11 +31,12 @@ EPILOG = """\
 what to expect: one patch shows one source pixel, so without positions a digit is a bag of 64 brightnesses, and little
 more than a quarter of the images can be told apart; with RoPE (ndpos.timm.add_rope) more than nine in ten. Drawn larger
 or wider a digit keeps the coordinates of the training, and nine in ten are right there too; drawn at 24 x 24 some of
-its pixels are left out, and about seven in ten are.
+its pixels are left out, and about two in three are.
 
 the run folder holds config.json, metrics.jsonl (a line an epoch), weights.safetensors, state.pt (all that is needed to
 go on), curves.png, pictures.png and results.json. Each is replaced as a whole after every epoch: whatever interrupts
-the run, --resume goes on from the last epoch that ended, to the same weights as without the interruption.
+the run, --resume goes on from the last epoch that ended, to the same weights as without the interruption. It finds the
+images by their names: leave them as they are in the meantime.
 
 examples:
   python -m vision_demo                                  the full run, under three minutes on two CPU cores
@@ -89,15 +91,16 @@ class Parser(argparse.ArgumentParser):
 
 def whole(smallest: int, largest: int | None = None) -> Callable[[str], int]:
     """A reader of whole numbers from ``smallest`` to ``largest``, for argparse."""
-    span = f"a whole number, at least {smallest}" + ("" if largest is None else f" and at most {largest}")
 
     def read(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
             number = smallest - 1
-        if number < smallest or (largest is not None and number > largest):
-            raise argparse.ArgumentTypeError(f"must be {span}, got {text!r}")
+        if number < smallest:
+            raise argparse.ArgumentTypeError(f"must be a whole number, at least {smallest}, got {text!r}")
+        if largest is not None and number > largest:
+            raise argparse.ArgumentTypeError(f"must be a whole number, at most {largest}, got {text[:40]!r}")
         return number
 
     return read
@@ -116,6 +119,13 @@ def device(text: str) -> torch.device:
     if not there[name] or (colon and int(index) >= torch.cuda.device_count()):
         raise argparse.ArgumentTypeError(f"{text!r} is not available on this machine; leave --device out")
     return torch.device(text)
+
+
+def place(text: str) -> Path:
+    """A path; an empty one, of a shell variable that is not set, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return Path(text)
 
 
 def image_size(text: str) -> tuple[int, int]:
@@ -157,7 +167,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
         "--data",
-        type=Path,
+        type=place,
         metavar="FOLDER",
         help="a folder of class folders of images, of any size and mode: each is resized as a whole to the size of the "
         "model, its aspect ratio not kept and nothing cropped; a quarter of every class is held out "
@@ -169,10 +179,14 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 def add_training(parser: argparse.ArgumentParser) -> None:
     """The options about how models are trained, which training one and comparing several share."""
     option = parser.add_argument
-    option("--epochs", type=whole(1), default=12, help="passes over the training images (default: %(default)s)")
-    option("--batch-size", type=whole(1), default=32, help="images a step, of all processes (default: %(default)s)")
+    option("--epochs", type=whole(1, MANY), default=12, help="passes over the training images (default: %(default)s)")
+    option(
+        "--batch-size", type=whole(1, MANY), default=32, help="images a step, of all processes (default: %(default)s)"
+    )
     option("--seed", type=whole(0, 2**63 - 1), default=0, help="of weights and order (default: %(default)s)")
-    option("--train-images", type=whole(1), help="train on so many, chosen once and for all (default: all of them)")
+    option(
+        "--train-images", type=whole(1, MANY), help="train on so many, chosen once and for all (default: all of them)"
+    )
     option(
         "--compile", action="store_true", help="torch.compile the model: a start of minutes on a CPU, then faster steps"
     )
@@ -191,11 +205,13 @@ def train_parser() -> Parser:
     where.add_argument(
         "--run",
         "--run-folder",  # torchrun takes --run for its own --run-path, even behind the name of the program
-        type=Path,
+        type=place,
         metavar="FOLDER",
         help="a new run folder (default: runs/<date-time>-<encoding>-seed<N>); with torchrun, write --run-folder",
     )
-    where.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run folder, with its own options")
+    where.add_argument(
+        "--resume", type=place, metavar="RUN", help="go on with this run folder, its own options and images"
+    )
     add_training(parser)
     return parser
 
@@ -213,8 +229,8 @@ def compare_parser() -> Parser:
     )
     option("--jobs", type=whole(1, 1000), default=1, help="trainings side by side, with --threads each (default: 1)")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--run", type=Path, metavar="FOLDER", help="a new folder (default: runs/compare-<date-time>)")
-    where.add_argument("--resume", type=Path, metavar="FOLDER", help="do what is left of it, with its own options")
+    where.add_argument("--run", type=place, metavar="FOLDER", help="a new folder (default: runs/compare-<date-time>)")
+    where.add_argument("--resume", type=place, metavar="FOLDER", help="do what is left of it, with its own options")
     add_training(parser)
     return parser
 

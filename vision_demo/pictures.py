@@ -53,7 +53,7 @@ def show(drawn: Mapping[Size, Tensor]) -> None:
 def can_write(text: str) -> bool:
     """Whether the encoding of stdout has these characters."""
     try:
-        text.encode(sys.stdout.encoding or "ascii")
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
         return False
     return True

@@ -58,14 +58,24 @@ def say(text: object) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM raise :class:`Stopped`, so that both end in the same orderly way."""
+    """Inside, Ctrl-C and SIGTERM raise :class:`Stopped`, so that both end in the same orderly way.
+
+    Whatever else breaks because of that is no news: a library that is half imported may answer with an error of its
+    own.
+    """
+    seen: list[Stopped] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        seen.append(Stopped(number))
+        raise seen[-1]
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except Exception as error:
+        if seen:
+            raise seen[-1] from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from vision_demo import data, devices, folder, pictures, runs
 from vision_demo.data import Dataset, Part, Size
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         processes = f", {workers.count} processes" if workers.count > 1 else ""
         tell(
             f"{len(task.images)} images at {pictures.name(task.config.image_size)}, {ENCODINGS[task.config.encoding]}, "
-            f"{task.config.recipe.epochs} epochs, on {device}{processes}"
+            f"{task.config.recipe.epochs} epoch{'s' * (task.config.recipe.epochs > 1)}, on {device}{processes}"
             + (f", going on after epoch {len(state['records'])}" if state is not None else "")
         )
         results = trained(task, device, workers, compiled=options.compile)
@@ -154,9 +155,8 @@ def trained(task: Task, device: torch.device, workers: Workers, *, compiled: boo
             after_epoch=after_epoch,
         )
         held_out = task.dataset.held_out
-        results = {
-            f"{size[0]}x{size[1]}": measured(model, held_out, size, workers) for size in sizes(task.config.image_size)
-        }
+        bar = tqdm(sizes(task.config.image_size), desc="measuring", unit="size", disable=not workers.first)
+        results = {f"{size[0]}x{size[1]}": measured(model, held_out, size, workers) for size in bar}
         with workers.together():
             if task.run is not None:
                 task.run.keep_results(results)

@@ -337,3 +337,46 @@ def test_half_per_axis_refuses_columns_outside_the_blocks_of_their_axes():
 def test_blocks_that_do_not_belong_are_refused(pairing, blocks):
     with pytest.raises(ValueError, match=r"blocks belong to|needs the pairs of each axis block, 4 in all"):
         ndpos.rotate(torch.zeros(3, 8), torch.zeros(3, 4), pairing=pairing, blocks=blocks)
+
+
+@pytest.mark.parametrize("align", ["index", "centre", "corner"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["axial", "mixed"])
+def test_a_grid_laid_over_a_reference_grid_turns_as_its_scaled_coordinates(align, mixed):
+    frequencies = ndpos.mixed(2, 8, heads=3, generator=torch.Generator().manual_seed(0)) if mixed else None
+    rope = ndpos.RotaryEmbedding(ndpos.split(16, 2), frequencies=frequencies)
+    turn = rope.on_grid((4, 9), reference_sizes=(2, 3), align=align, num_prefix=1)
+    coords = ndpos.scaled_grid((4, 9), reference_sizes=(2, 3), align=align).flatten(0, -2)
+    expected = rope(coords, num_prefix=1)
+    assert torch.equal(turn.cos, expected.cos)
+    assert torch.equal(turn.sin, expected.sin)
+    assert not torch.equal(turn.sin, rope.on_grid((4, 9)).sin)
+    table = ndpos.SinusoidalEmbedding(ndpos.split(16, 2))
+    assert torch.equal(table.on_grid((4, 9), reference_sizes=(2, 3), align=align), table(coords))
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25, torch.tensor(0.25), torch.tensor(0.25, dtype=torch.float64)], ids=str)
+def test_strength_multiplies_every_angle(strength):
+    rope = ndpos.RotaryEmbedding(ndpos.split(16, 2))
+    coords = ndpos.grid((3, 5)).flatten(0, -2)
+    expected = ndpos.angles(coords, ndpos.geometric(ndpos.split(16, 2))) * float(strength)
+    for turn in (rope(coords, strength=strength), rope.on_grid((3, 5), strength=strength)):
+        torch.testing.assert_close(turn.cos[0], expected.cos().float(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(turn.sin[0], expected.sin().float(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"reference_sizes": (2, 3), "start": 1}, ValueError, "leave start=1 and step=1 out"),
+        ({"reference_sizes": (2, 3), "align": "middle"}, ValueError, "'index', 'centre' or 'corner', got 'middle'"),
+        ({"reference_sizes": (2,)}, ValueError, "reference_sizes"),
+        ({"strength": float("inf")}, ValueError, "strength is a finite number"),
+        ({"strength": "1"}, TypeError, "strength is a plain number"),
+        ({"strength": torch.ones(2)}, ValueError, r"without dimensions, got \(2,\)"),
+        ({"strength": torch.tensor(1)}, ValueError, "floating tensor"),
+    ],
+    ids=str,
+)
+def test_reference_sizes_and_strengths_that_make_no_sense_are_refused(settings, error, says):
+    with pytest.raises(error, match=says):
+        ndpos.RotaryEmbedding(ndpos.split(16, 2)).on_grid((4, 9), **settings)

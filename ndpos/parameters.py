@@ -46,19 +46,20 @@ def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: An
 
 def move(
     parameter: nn.Parameter,
-    table: Tensor,
     change: Callable[[Tensor], Tensor],
+    change_kept: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer | None,
 ) -> Callable[[], None]:
-    """Everything computed that makes ``parameter`` hold ``table``; the call that is returned puts it in place.
+    """Everything computed that makes ``parameter`` hold its ``change``; the call that is returned puts it in place.
 
-    ``change`` is what becomes of tensors that the optimiser keeps in the parameter's shape. It must not turn positive
-    numbers negative: they may be averages of squares. The gradient, of the old shape, is dropped.
+    ``change_kept`` is what becomes of tensors that the optimiser keeps in the parameter's shape. It must not turn
+    positive numbers negative: they may be averages of squares. The gradient, of the old shape, is dropped.
     """
     kept = _state(optimizer, parameter)
-    with torch.no_grad(), torch.inference_mode(False):
+    with torch.no_grad(), torch.inference_mode(False):  # what is born in inference mode could not be trained
+        table = change(parameter.detach())
         moved = {
-            name: change(value).clone(memory_format=torch.contiguous_format)
+            name: change_kept(value).clone(memory_format=torch.contiguous_format)
             for name, value in kept.items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }

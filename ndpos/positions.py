@@ -235,6 +235,20 @@ def scaled_grid(
     return cells(scaled_coords(sizes, reference_sizes, align, device, caller="ndpos.scaled_grid"))
 
 
+def placed_coords(
+    sizes: Sequence[int], start: Any, step: Any, reference_sizes: Any, align: Any, device: Any, *, caller: str
+) -> list[Tensor]:
+    """The coordinates of an ``on_grid`` call axis by axis: from ``start`` in ``step``, or over a reference grid."""
+    if reference_sizes is None:
+        return axis_coords(sizes, start, step, device, caller=caller)
+    if start != 0 or step != 1:
+        raise ValueError(
+            f"{caller}: reference_sizes already say where the grid starts and how it steps; leave start={start!r} and "
+            f"step={step!r} out."
+        )
+    return scaled_coords(sizes, reference_sizes, align, device, caller=caller)
+
+
 def scaled_coords(
     sizes: Sequence[int], reference_sizes: Sequence[int], align: Any, device: Any, *, caller: str
 ) -> list[Tensor]:

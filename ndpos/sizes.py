@@ -120,7 +120,7 @@ def refuse_outside(values: Tensor, size: int, text: str) -> None:
 
 def refuse_tracing(caller: str) -> None:
     """Raise under ``torch.jit.trace``, which would fix the sizes of its example into the graph without a word."""
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # as torch has it
         raise NotImplementedError(
             f"{caller}: torch.jit.trace is not supported: its graph is for the sizes of the example alone. Use "
             f"torch.export.export, or torch.onnx.export(..., dynamo=True); both keep sizes open."

@@ -169,14 +169,13 @@ class LearnedEmbedding(nn.Module):
         check_movable(caller, self.tables, optimizer)
         if new == self.sizes:
             return self
-        puts = []
+        puts, linear = [], {**self.resampling, "kernel": "linear"}
         for place, table in enumerate(self.tables):
             axes = range(len(new)) if self.kind == "joint" else (self.table_axes[place],)
-            old_of, new_of = [self.sizes[axis] for axis in axes], [new[axis] for axis in axes]
-            linear = {**self.resampling, "kernel": "linear"}
-            with torch.inference_mode(False):  # a table born in inference mode could not be trained
-                moved = resize(table.detach(), new_of, old_sizes=old_of, **self.resampling)
-            puts.append(move(table, moved, partial(resize, new_sizes=new_of, old_sizes=old_of, **linear), optimizer))
+            change = partial(
+                resize, new_sizes=[new[axis] for axis in axes], old_sizes=[self.sizes[axis] for axis in axes]
+            )
+            puts.append(move(table, partial(change, **self.resampling), partial(change, **linear), optimizer))
         for put in puts:
             put()
         self.sizes = new

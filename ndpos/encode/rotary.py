@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, check_blocks
-from ndpos.positions import Align, Numbers, axis_coords, exact_dtype, scaled_coords
+from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite, refuse_tracing, whole
@@ -87,17 +87,6 @@ class _Lattice(NamedTuple):
     reference_sizes: Sequence[int] | None
     align: Align
     device: torch.device | str | None
-
-    def coords(self, caller: str, device: torch.device | str | None) -> list[Tensor]:
-        """One tensor ``(size,)`` of coordinates per axis."""
-        if self.reference_sizes is None:
-            return axis_coords(self.sizes, self.start, self.step, device, caller=caller)
-        if self.start != 0 or self.step != 1:
-            raise ValueError(
-                f"{caller}: reference_sizes already say where the grid starts and how it steps; leave start="
-                f"{self.start!r} and step={self.step!r} out."
-            )
-        return scaled_coords(self.sizes, self.reference_sizes, self.align, device, caller=caller)
 
 
 class RotaryEmbedding(nn.Module):
@@ -230,8 +219,9 @@ class RotaryEmbedding(nn.Module):
                 f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."
             )
         if isinstance(coords, _Lattice):
-            device = self.frequencies.device if self.learnable and coords.device is None else coords.device
-            per_axis = coords.coords(f"{caller}.on_grid", device)
+            if self.learnable and coords.device is None:
+                coords = coords._replace(device=self.frequencies.device)
+            per_axis = placed_coords(*coords, caller=f"{caller}.on_grid")
             if len(per_axis) != self.split.axes:
                 raise ValueError(
                     f"{caller}.on_grid: the encoding has {self.split.axes} axes, sizes are {tuple(coords.sizes)}."

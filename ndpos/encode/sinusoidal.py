@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ndpos.frequencies import geometric
 from ndpos.kernels import Pairing, pair_channels
-from ndpos.positions import Align, Numbers, axis_coords, cells, outside_autocast, scaled_coords
+from ndpos.positions import Align, Numbers, cells, outside_autocast, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, spread, turns, turns_by_axis
 from ndpos.subspaces import AxisSplit
 
@@ -124,15 +124,7 @@ class SinusoidalEmbedding(nn.Module):
         same of ``scaled_grid(sizes, reference_sizes=reference_sizes, align=align)``.
         """
         caller = "ndpos.SinusoidalEmbedding.on_grid"
-        if reference_sizes is None:
-            per_axis = axis_coords(sizes, start, step, device, caller=caller)
-        elif start != 0 or step != 1:
-            raise ValueError(
-                f"{caller}: reference_sizes already say where the grid starts and how it steps; leave start={start!r} "
-                f"and step={step!r} out."
-            )
-        else:
-            per_axis = scaled_coords(sizes, reference_sizes, align, device, caller=caller)
+        per_axis = placed_coords(sizes, start, step, reference_sizes, align, device, caller=caller)
         if len(per_axis) != self.split.axes:
             raise ValueError(f"{caller}: the encoding has {self.split.axes} axes, sizes are {tuple(sizes)}.")
         with outside_autocast(per_axis[0].device):

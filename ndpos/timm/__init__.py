@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    import timm as _timm  # noqa: F401
+    import timm as _timm  # noqa: F401  # only asked whether it is there, for one message instead of eight
 except ImportError as error:
     raise ImportError("ndpos.timm needs timm 1.0.31 or newer: pip install 'ndpos[timm]'.") from error
 

@@ -6,7 +6,7 @@ Two threads can therefore run two image sizes through one model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -152,22 +152,22 @@ class Encoded(nn.Module):
                 "ndpos.timm: a block with timm's plain Attention stands in a model wrapped by add_rope, where it would "
                 "not be turned. Put blocks in before wrapping."
             )
-        if self.rope is None:
-            carry: Callable[[Rotation | None, Tensor | None], Any] = lambda turn, mask: mask  # noqa: E731
-        else:
-            carry = Carried
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
-            out: Tensor = block(x, attn_mask=carry(turn, mask), is_causal=is_causal)
+            out: Tensor = block(x, attn_mask=self._carried(turn, mask), is_causal=is_causal)
             return out
         # Reentrant checkpointing sees gradients of positional tensors only: learned frequencies reach it as those.
         tensors, spec = pytree.tree_flatten((turn, mask))
 
         def run(x: Tensor, *tensors: Tensor) -> Any:
             turn, mask = pytree.tree_unflatten(tensors, spec)
-            return block(x, attn_mask=carry(turn, mask), is_causal=is_causal)
+            return block(x, attn_mask=self._carried(turn, mask), is_causal=is_causal)
 
         again: Tensor = checkpoint(run, x, *tensors)
         return again
+
+    def _carried(self, turn: Rotation | None, mask: Tensor | None) -> Any:
+        """What a block gets for its ``attn_mask``: timm's own attention takes nothing but a mask."""
+        return mask if self.rope is None else Carried(turn, mask)
 
     # ---- positions --------------------------------------------------------------------------------------------
 
@@ -242,12 +242,12 @@ class Encoded(nn.Module):
         """timm's set, with the learned frequencies and the tables of ndpos."""
         own = {f"table.{name}" for name, _ in self.table.named_parameters()} if self.table is not None else set()
         own |= {f"rope.{name}" for name, _ in self.rope.named_parameters()} if self.rope is not None else set()
-        names: set[str] = super().no_weight_decay() | own  # type: ignore[misc]
+        names: set[str] = super().no_weight_decay() | own  # type: ignore[misc]  # timm's, by the classes below
         return names
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """timm's groups for layer-wise rates; tables and frequencies belong to the stem, as ``pos_embed`` does."""
-        groups: dict[str, Any] = super().group_matcher(coarse)  # type: ignore[misc]
+        groups: dict[str, Any] = super().group_matcher(coarse)  # type: ignore[misc]  # likewise
         return groups | {"stem": rf"{groups['stem']}|^table|^rope"}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -260,7 +260,7 @@ class EncodedVisionTransformer(Encoded, VisionTransformer):  # type: ignore[misc
     """timm's ``VisionTransformer`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
 
 
-class EncodedVisionTransformerDistilled(Encoded, VisionTransformerDistilled):  # type: ignore[misc]
+class EncodedVisionTransformerDistilled(Encoded, VisionTransformerDistilled):  # type: ignore[misc]  # likewise
     """timm's ``VisionTransformerDistilled`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
 
 

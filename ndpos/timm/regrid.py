@@ -83,19 +83,13 @@ def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.opti
         ) from error
     old = tuple(patches.grid_size)
     encoding = ours.table if isinstance(ours, Encoded) else None
-    put = None
     if ours.pos_embed is not None:
         check_movable(caller, [ours.pos_embed], optimizer)
-        settings: dict[str, Any] = {"old_sizes": old, "num_prefix": table_prefix(ours)}
         if old != new:
-            with torch.inference_mode(False):  # a table born in inference mode could not be trained
-                table = resize_table(ours.pos_embed.detach(), new, **settings)
-            linear = partial(resize_table, new_sizes=new, kernel="linear", **settings)
-            put = move(ours.pos_embed, table, linear, optimizer)
+            change = partial(resize_table, new_sizes=new, old_sizes=old, num_prefix=table_prefix(ours))
+            move(ours.pos_embed, change, partial(change, kernel="linear"), optimizer)()
     if isinstance(encoding, LearnedEmbedding):
         encoding.resize_(new, optimizer=optimizer)
-    if put is not None:
-        put()
     patches.img_size, patches.grid_size, patches.num_patches = (height, width), new, new[0] * new[1]
     update_model_input_size(ours, (height, width))
     return model

@@ -24,6 +24,20 @@ def rng():
     return torch.Generator().manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def digits():
+    """The demo's digits, few of them held out."""
+    data = pytest.importorskip("vision_demo.data", reason="needs the demo's optional packages")
+    seen, held_out = data.load()
+    return seen, held_out.first(12)
+
+
+@pytest.fixture
+def few(digits, monkeypatch):
+    """Fewer digits to measure, for speed."""
+    monkeypatch.setattr("vision_demo.data.load", lambda: digits)
+
+
 class Witness(TorchDispatchMode):
     """Sees what every operation of torch returns while it is entered: `(name, tensor)` in order."""
 

@@ -17,7 +17,7 @@ ABSENT = [package for module, package in NEEDED.items() if find_spec(module) is 
 pytestmark = pytest.mark.skipif(bool(ABSENT), reason=f"the demo's optional packages are absent: {ABSENT}")
 if not ABSENT:
     import ndpos
-    from vision_demo import chart, compare, comparison, data, jobs
+    from vision_demo import chart, compare, comparison, jobs
     from vision_demo.comparison import Comparison, Plan
     from vision_demo.data import render
     from vision_demo.model import ENCODINGS, build_model, use_raw_coordinates
@@ -41,18 +41,6 @@ WITH_COORDINATES = {name for name in NAMES if name.startswith(("integer", "sinus
 SIZES = [(32, 32), (24, 24), (48, 48), (64, 64), (32, 48)]
 QUICK = ["compare", "--epochs", "2", "--train-images", "24", "--seed", "3", "--seeds", "2", "--device", "cpu"]
 TWO = [*QUICK, "--encodings", "none,rope-axial"]
-
-
-@pytest.fixture(scope="module")
-def digits():
-    seen, held_out = data.load()
-    return seen, held_out.first(12)
-
-
-@pytest.fixture
-def few(digits, monkeypatch):
-    """Fewer digits to measure, for speed."""
-    monkeypatch.setattr("vision_demo.data.load", lambda: digits)
 
 
 # ---- the encodings ----------------------------------------------------------------------------------------------

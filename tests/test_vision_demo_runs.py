@@ -39,18 +39,6 @@ FILES = [
 
 
 @pytest.fixture(scope="module")
-def digits():
-    seen, held_out = data.load()
-    return seen, held_out.first(12)
-
-
-@pytest.fixture
-def few(digits, monkeypatch):
-    """Fewer digits to measure, for speed."""
-    monkeypatch.setattr("vision_demo.data.load", lambda: digits)
-
-
-@pytest.fixture(scope="module")
 def states():
     """The states that the run of :func:`finished` saved after each epoch."""
     return []

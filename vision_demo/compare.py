@@ -15,19 +15,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 import torch
 from tqdm import tqdm
 
-import ndpos
 from vision_demo import comparison, data
 from vision_demo.comparison import Comparison, Pair, Plan, Training, key_of
 from vision_demo.data import Dataset
-from vision_demo.devices import ALONE, first_line
+from vision_demo.devices import ALONE, compiler_problem
 from vision_demo.jobs import Tick, all_done
 from vision_demo.model import ENCODINGS, TRAINED_SIZE, build_model, use_raw_coordinates
 from vision_demo.pictures import can_write, name
 from vision_demo.problems import Problem, Stopped
+from vision_demo.runs import versions
 from vision_demo.single import measured, sizes
 from vision_demo.train import Recipe, train
 
@@ -152,9 +151,10 @@ def train_pair(pair: Pair, work: Work, tick: Tick) -> Training:
     except torch.OutOfMemoryError as error:
         raise Problem("the device has too little memory: a smaller --batch-size or fewer --jobs need less") from error
     except RuntimeError as error:
-        if work.compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-            raise Problem(f"--compile: {first_line(error)}; leave --compile out") from error
-        raise
+        problem = compiler_problem(error) if work.compiled else None
+        if problem is None:
+            raise
+        raise problem from error
     return {
         "encoding": encoding,
         "seed": seed,
@@ -173,7 +173,6 @@ def accuracies(model: torch.nn.Module, work: Work) -> dict[str, float]:
 
 def machine(work: Work, jobs: int) -> dict[str, Any]:
     """What the numbers and the seconds were made on."""
-    versions = {"ndpos": ndpos.__version__, "timm": timm.__version__, "torch": str(torch.__version__)}
     on_gpu = work.device.type == "cuda"
     return {
         "cpu": cpu_name(),
@@ -183,7 +182,7 @@ def machine(work: Work, jobs: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(work.device) if on_gpu else work.device.type,
         "compiled": work.compiled,
         "system": platform.system(),
-        "versions": {**versions, "python": platform.python_version()},
+        "versions": versions(),
     }
 
 

@@ -104,6 +104,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def compiler_problem(error: BaseException) -> Problem | None:
+    """An error of torch.compile in one line with its cure; None for any other."""
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return Problem(f"--compile: {first_line(error)}; leave --compile out")
+    return None
+
+
 def precision(device: torch.device) -> torch.autocast:
     """bfloat16 for what bears it on a GPU; float32 elsewhere, where bfloat16 is mostly slower."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")

@@ -58,9 +58,13 @@ class Config:
 
     def text(self) -> str:
         """As config.json has it, with the versions that are at work."""
-        versions = {"ndpos": ndpos.__version__, "timm": timm.__version__, "torch": str(torch.__version__)}
-        versions["python"] = platform.python_version()
-        return json.dumps({"format": FORMAT, **asdict(self), "versions": versions}, indent=2) + "\n"
+        return json.dumps({"format": FORMAT, **asdict(self), "versions": versions()}, indent=2) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """What is at work, by name."""
+    at_work = {"ndpos": ndpos.__version__, "timm": timm.__version__, "torch": str(torch.__version__)}
+    return {**at_work, "python": platform.python_version()}
 
 
 def read_config(text: str) -> Config:

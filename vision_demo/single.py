@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from vision_demo import data, devices, folder, pictures, runs
 from vision_demo.data import Dataset, Part, Size
-from vision_demo.devices import Workers, first_line
+from vision_demo.devices import Workers, compiler_problem
 from vision_demo.model import ENCODINGS, PATCH_SIZE, TRAINED_SIZE
 from vision_demo.problems import Problem, Stopped
 from vision_demo.runs import Config, Run
@@ -181,9 +181,7 @@ def explained(error: RuntimeError, task: Task, workers: Workers, *, compiled: bo
         return Problem(f"the device has too little memory: a smaller --batch-size needs less{how_to_go_on(task)}")
     if workers.count > 1 and ("peer" in str(error) or isinstance(error, torch.distributed.DistError)):
         return Problem(f"another process has ended, so this one ends too{how_to_go_on(task)}")
-    if compiled and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return Problem(f"--compile: {first_line(error)}; leave --compile out")
-    return error
+    return (compiler_problem(error) if compiled else None) or error
 
 
 def sizes(trained_size: Size) -> list[Size]:

@@ -22,6 +22,7 @@ from ndpos.subspaces import AxisSplit, split
 from ndpos.frequencies import geometric, mixed, periodic, pixel_bands
 from ndpos.patterns import alternating, interleave_axes, keep_highest, sections
 from ndpos.radians import angles
+from ndpos.kernels import backends
 from ndpos.rotation import Rotation
 from ndpos.resample import resize
 from ndpos.encode.sinusoidal import SinusoidalEmbedding, add
@@ -44,6 +45,7 @@ __all__ = [
     "alternating",
     "angles",
     "augment",
+    "backends",
     "centred_grid",
     "clip_grid",
     "convert_pairing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,11 +31,7 @@ def check_fit(
     """
     check_floating(caller, x)
     tokens, pairs = rotation[-2:]
-    shapes = (
-        f"\n  x         {tuple(x.shape)}  token_dim {token_dim}"
-        f"\n  rotation  {tuple(rotation)}  (*batch, heads|1, tokens, pairs), "
-        f"num_prefix {num_prefix}, num_suffix {num_suffix}\n  "
-    )
+    shapes = _Shapes(x, token_dim, rotation, num_prefix, num_suffix)
     from_end = token_dim - x.ndim if token_dim >= 0 else token_dim
     if from_end not in (-2, -3) or x.ndim < -from_end:
         raise ValueError(f"{caller}: token_dim is -2 or -3, the last dimension is head_dim.{shapes}")
@@ -80,6 +77,85 @@ def check_fit(
             f"Fewer key heads: turn.head(slice(...)); one rotation for all samples: coords without a batch."
         )
     return from_end
+
+
+def check_outs(
+    caller: str, xs: Sequence[Tensor], outs: Sequence[Tensor], others: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Raise unless each ``x`` turned can be written to its ``out``; an ``out`` that is where ``x`` is becomes ``x``."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*xs, *outs, *others)):
+        raise ValueError(
+            f"{caller}: out= is for inference: autograd would lose what it overwrites. Leave out away, or turn under "
+            f"torch.no_grad()."
+        )
+    if not isinstance(outs, Sequence) or len(outs) != len(xs):
+        raise ValueError(f"{caller}: out is a tensor for each of {len(xs)} inputs.")
+    checked = []
+    for x, out in zip(xs, outs, strict=True):
+        check_floating(caller, out)
+        if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+            raise ValueError(
+                f"{caller}: out has the shape, dtype and device of x: {tuple(x.shape)} {x.dtype} on {x.device}, got "
+                f"{tuple(out.shape)} {out.dtype} on {out.device}. torch.empty_like(x) fits, or x itself."
+            )
+        if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+            raise ValueError(
+                f"{caller}: out is expanded, several of its tokens or heads are one place in memory: shape "
+                f"{tuple(out.shape)}, strides {out.stride()}. Give a tensor of its own: out.contiguous()."
+            )
+        checked.append(x if _same_place(x, out) else out)
+    for place, out in enumerate(checked):
+        for other in (*xs, *others, *checked[:place]):
+            if out is not other and not _apart(out, other):
+                raise ValueError(
+                    f"{caller}: out overlaps another tensor in memory, and would overwrite what is still to be read. "
+                    f"Give x itself, to turn it in place, or a tensor of its own: torch.empty_like(x)."
+                )
+    return tuple(checked)
+
+
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.data_ptr() == other.data_ptr() and one.stride() == other.stride())
+
+
+def _apart(one: Tensor, other: Tensor) -> bool:
+    """Whether no number of ``one`` is in ``other``: by their storages, their spans, or one stride that both share."""
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
+        return True
+    first, second = sorted(((each.storage_offset(), _span(each), each) for each in (one, other)), key=lambda e: e[0])
+    if first[0] + first[1] <= second[0]:
+        return True
+    # Slices of a packed qkv: the same strides, each within its own part of the largest gap that holds it.
+    gap = second[0] - first[0]
+    return first[2].stride() == second[2].stride() and any(
+        gap >= _span(first[2], below) and gap + _span(second[2], below) <= below for below in first[2].stride()
+    )
+
+
+def _span(x: Tensor, below: int | None = None) -> int:
+    """How many numbers apart the first and the last are, plus one; of dimensions whose stride is under ``below``."""
+    strides = zip(x.shape, x.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in strides if below is None or stride < below)
+
+
+class _Shapes(NamedTuple):
+    """What an error shows of the tensors; spelled out only when there is one."""
+
+    x: Tensor
+    token_dim: int
+    rotation: Sequence[int]
+    num_prefix: int
+    num_suffix: int
+
+    def __str__(self) -> str:
+        return (
+            f"\n  x         {tuple(self.x.shape)}  token_dim {self.token_dim}"
+            f"\n  rotation  {tuple(self.rotation)}  (*batch, heads|1, tokens, pairs), "
+            f"num_prefix {self.num_prefix}, num_suffix {self.num_suffix}\n  "
+        )
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 def check_floating(caller: str, x: Tensor) -> None:

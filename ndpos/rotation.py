@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,18 +11,17 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from ndpos.fitting import check_fit
-from ndpos.kernels import Pairing, check_blocks, turn_pairs
+from ndpos.fitting import check_fit, check_outs
+from ndpos.kernels import Backend, Pairing, Turning, check_backend, check_blocks, turn_all
+from ndpos.picking import PARTS, Picked
 from ndpos.positions import outside_autocast
-from ndpos.sizes import refuse_outside, refuse_tracing
+from ndpos.sizes import refuse_tracing
 
 __all__ = ["Rotation"]
 
-PARTS = ("cos", "sin", "amplitude", "key_phase", "basis")  # the tensors of a Rotation; all other fields are settings
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rotation:
+class Rotation(Picked):
     """A turn for every token, ready for queries and keys: ``q, k = turn(q), turn.keys(k)``.
 
     Made by :class:`ndpos.RotaryEmbedding`; a plain value that is passed down a call. A registered pytree: its tensors
@@ -43,6 +42,7 @@ class Rotation:
         basis: Orthogonal ``(head_dim, head_dim)`` or ``(heads, head_dim, head_dim)`` applied to the channels first
             (STRING, commuting ComRoPE), absent by default.
         basis_last: Set by :meth:`inverse`: the transposed basis is applied after the turn.
+        backend: Which way it is computed, see :func:`ndpos.backends`; None picks the one that fits.
 
     Raises:
         ValueError: at the call, when tokens, heads, channels or the rank do not fit.
@@ -74,119 +74,30 @@ class Rotation:
     key_phase: Tensor | None = None
     basis: Tensor | None = None
     basis_last: bool = False
+    backend: Backend | None = None
 
-    def __call__(self, q: Tensor, *, token_dim: int = -2) -> Tensor:
-        """Queries turned: ``(..., heads, tokens, head_dim)``, heads and tokens swapped for ``token_dim=-3``."""
-        return self._turn(q, token_dim, "ndpos.Rotation", self.cos, self.sin, self.amplitude)
+    def __call__(self, q: Tensor, *, token_dim: int = -2, out: Tensor | None = None) -> Tensor:
+        """Queries turned: ``(..., heads, tokens, head_dim)``, heads and tokens swapped for ``token_dim=-3``.
 
-    def keys(self, k: Tensor, *, token_dim: int = -2) -> Tensor:
+        Written to ``out`` if given, which may be ``q`` itself: turned in place, for inference alone.
+        """
+        return self._turn("ndpos.Rotation", (q,), self._tables(), token_dim, None if out is None else (out,))[0]
+
+    def keys(self, k: Tensor, *, token_dim: int = -2, out: Tensor | None = None) -> Tensor:
         """Keys turned: as queries, but for ``key_phase`` and ``key_amplitude``."""
-        cos, sin, amplitude = self.cos, self.sin, self.amplitude
-        if self.key_amplitude not in ("same", "reciprocal"):
-            raise ValueError(f"ndpos.Rotation: key_amplitude is 'same' or 'reciprocal', got {self.key_amplitude!r}.")
-        if self.key_phase is not None:
-            phase_cos, phase_sin = self.key_phase.cos(), self.key_phase.sin()
-            cos, sin = cos * phase_cos - sin * phase_sin, sin * phase_cos + cos * phase_sin
-        if amplitude is not None and self.key_amplitude == "reciprocal":
-            amplitude = amplitude.reciprocal()
-        return self._turn(k, token_dim, "ndpos.Rotation.keys", cos, sin, amplitude)
+        tables, outs = self._tables(of_keys=True), None if out is None else (out,)
+        return self._turn("ndpos.Rotation.keys", (k,), tables, token_dim, outs)[0]
 
-    def __getitem__(self, tokens: Any) -> Rotation:
-        """The rotation of some tokens, for all samples alike: a slice, a mask ``(tokens,)`` or indices ``(kept,)``.
-
-        Counts the rotated tokens only: prefix and suffix are kept. An integer keeps its dimension, as ``[i : i + 1]``.
-        """
-        count = self.cos.shape[-2]
-        if isinstance(tokens, slice):
-            return self._each_token(lambda part: part[..., tokens, :])
-        if isinstance(tokens, int) and not isinstance(tokens, bool):
-            if not -count <= tokens < count:
-                raise IndexError(f"ndpos.Rotation: token {tokens} of {count}.")
-            return self[slice(tokens % count, tokens % count + 1)]
-        try:
-            index = torch.as_tensor(tokens, device=self.cos.device)
-            seen = f"{tuple(index.shape)} {index.dtype}"
-        except (RuntimeError, TypeError, ValueError):
-            index, seen = torch.empty(()), repr(tokens)
-        if index.ndim != 1 or (index.dtype == torch.bool and index.shape[0] != count):
-            raise ValueError(
-                f"ndpos.Rotation[...]: a slice, a mask ({count},) or indices (kept,); got {seen}. Another subset per "
-                f"sample: turn.take(indices), indices (batch, kept)."
-            )
-        return self.take(index.nonzero().flatten() if index.dtype == torch.bool else index)
-
-    def take(self, indices: Tensor) -> Rotation:
-        """The rotation of kept or re-ordered tokens.
-
-        Args:
-            indices: ``(kept,)`` for all samples or ``(batch, kept)``, integers in [0, tokens), prefix not counted.
-
-        Returns:
-            A Rotation of ``kept`` tokens, with a batch dimension if ``indices`` has one. ``turn.take(i)(x[i])`` equals
-            ``turn(x)[i]``.
-
-        Raises:
-            ValueError: indices that are not integers, out of range, or of another rank or batch.
-        """
-        dtype = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-        if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-            raise ValueError(f"ndpos.Rotation.take: indices are integers, got {dtype}. A mask goes in turn[mask].")
-        batch = tuple(self.cos.shape[self.num_layers is not None : -3])
-        per_sample = indices.ndim == 2 and len(batch) < 2 and all(size in (1, indices.shape[0]) for size in batch)
-        if indices.ndim != 1 and not per_sample:
-            raise ValueError(
-                f"ndpos.Rotation.take: indices are (kept,) or (batch, kept), got {tuple(indices.shape)} for a rotation "
-                f"of batch {batch}."
-            )
-        if indices.device != self.cos.device:
-            raise ValueError(
-                f"ndpos.Rotation.take: indices are on {indices.device}, the rotation is on {self.cos.device}."
-            )
-        indices = indices.to(torch.int64)  # narrower integers cannot hold the number of tokens they are compared with
-        refuse_outside(
-            indices,
-            self.cos.shape[-2],
-            "ndpos.Rotation.take: indices are at least 0 and below the {size} rotated tokens; they do not count the "
-            "prefix, so subtract num_prefix from positions in the sequence.",
-        )
-        if indices.ndim == 1:
-            return self._each_token(lambda part: part.index_select(-2, indices))
-        unbatched = 3 + (self.num_layers is not None)
-
-        def gather(part: Tensor) -> Tensor:
-            while part.ndim < 3:
-                part = part.unsqueeze(0)
-            part = part.unsqueeze(-4) if part.ndim <= unbatched else part
-            # Not take_along_dim: it fixes the number of tokens into a compiled graph.
-            kept, shape = indices.shape[1], (*part.shape[:-4], indices.shape[0], part.shape[-3])
-            index = indices[:, None, :, None].expand(*shape, kept, part.shape[-1])
-            return part.expand(*shape, -1, -1).gather(-2, index)
-
-        return self._each_token(gather)
-
-    def layer(self, index: int) -> Rotation:
-        """The rotation of one layer, for encodings with a frequency matrix per layer."""
-        if self.num_layers is None or isinstance(index, bool) or not 0 <= index < self.num_layers:
-            raise ValueError(
-                f"ndpos.Rotation.layer: layer {index} of {self.num_layers or 'a rotation without layers'}."
-            )
-        rank = self.cos.ndim
-        chosen: dict[str, Any] = {
-            name: part.select(0, index) if part.ndim == rank else part
-            for name, part in self._parts()
-            if name != "basis"
-        }
-        return dataclasses.replace(self, num_layers=None, **chosen)
-
-    def head(self, heads: slice) -> Rotation:
-        """The rotation of some heads, for encodings with a frequency matrix per head (grouped keys, sharded heads)."""
-        if not isinstance(heads, slice) or not len(range(self.cos.shape[-3])[heads]):
-            raise ValueError(f"ndpos.Rotation.head: heads are a slice of {self.cos.shape[-3]} heads, got {heads!r}.")
-        kept: dict[str, Any] = {
-            name: part[..., heads, :, :] if part.ndim >= 3 and part.shape[-3] > 1 else part
-            for name, part in self._parts()
-        }
-        return dataclasses.replace(self, **kept)
+    def both(
+        self, q: Tensor, k: Tensor, *, token_dim: int = -2, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """``(turn(q), turn.keys(k))``, at once where a backend can; keys may have fewer heads (grouped queries)."""
+        alike = q.dtype == k.dtype and q.device == k.device and q.ndim == k.ndim
+        if self.key_phase is None and (self.amplitude is None or self.key_amplitude == "same") and alike:
+            q, k = self._turn("ndpos.Rotation.both", (q, k), self._tables(), token_dim, out)
+            return q, k
+        of_q, of_k = (None, None) if out is None else out
+        return self(q, token_dim=token_dim, out=of_q), self.keys(k, token_dim=token_dim, out=of_k)
 
     def inverse(self) -> Rotation:
         """The rotation that undoes this one, for queries and for keys, amplitude and basis included."""
@@ -211,66 +122,74 @@ class Rotation:
         parts += ["amplitude: norms are not kept"] if self.amplitude is not None else []
         return f"Rotation({', '.join(parts)})"
 
-    def _parts(self) -> list[tuple[str, Tensor]]:
-        return [(name, getattr(self, name)) for name in PARTS if getattr(self, name) is not None]
-
-    def _each_token(self, pick: Callable[[Tensor], Tensor]) -> Rotation:
-        """``pick`` applied to every part that has a value per token."""
-        count = self.cos.shape[-2]
-        picked: dict[str, Any] = {"cos": pick(self.cos), "sin": pick(self.sin)}
-        if self.amplitude is not None and self.amplitude.ndim >= 2 and self.amplitude.shape[-2] == count:
-            picked["amplitude"] = pick(self.amplitude)
-        return dataclasses.replace(self, **picked)
+    def _tables(self, of_keys: bool = False) -> tuple[Tensor, Tensor]:
+        """Cos and sin as they are multiplied with queries, or with keys."""
+        refuse_tracing("ndpos.Rotation")
+        cos, sin, amplitude = self.cos, self.sin, self.amplitude
+        if not (cos.dtype.is_floating_point and sin.dtype.is_floating_point):
+            raise TypeError(f"ndpos.Rotation: cos and sin are floating tensors, got {cos.dtype} and {sin.dtype}.")
+        if cos.ndim < 3 or cos.shape != sin.shape:
+            raise ValueError(
+                f"ndpos.Rotation: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(cos.shape)} and "
+                f"{tuple(sin.shape)}."
+            )
+        if self.key_amplitude not in ("same", "reciprocal"):
+            raise ValueError(f"ndpos.Rotation: key_amplitude is 'same' or 'reciprocal', got {self.key_amplitude!r}.")
+        if of_keys and self.key_phase is not None:
+            phase_cos, phase_sin = self.key_phase.cos(), self.key_phase.sin()
+            cos, sin = cos * phase_cos - sin * phase_sin, sin * phase_cos + cos * phase_sin
+        if amplitude is not None:
+            amplitude = amplitude.reciprocal() if of_keys and self.key_amplitude == "reciprocal" else amplitude
+            cos, sin = cos * amplitude, sin * amplitude
+        return cos, sin
 
     def _turn(
-        self, x: Tensor, token_dim: int, caller: str, cos: Tensor, sin: Tensor, amplitude: Tensor | None
-    ) -> Tensor:
+        self,
+        caller: str,
+        xs: tuple[Tensor, ...],
+        tables: tuple[Tensor, Tensor],
+        token_dim: int,
+        outs: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Tensor, ...]:
         refuse_tracing(caller)
-        if not (self.cos.dtype.is_floating_point and self.sin.dtype.is_floating_point):
-            raise TypeError(f"{caller}: cos and sin are floating tensors, got {self.cos.dtype} and {self.sin.dtype}.")
-        if self.cos.ndim < 3 or self.cos.shape != self.sin.shape:
-            raise ValueError(
-                f"{caller}: cos and sin are (*batch, heads|1, tokens, pairs), got {tuple(self.cos.shape)} and "
-                f"{tuple(self.sin.shape)}."
+        check_backend(caller, self.backend)
+        for x in xs:
+            from_end = check_fit(
+                caller,
+                x,
+                token_dim,
+                self.cos.shape,
+                head_dim=self.head_dim,
+                num_prefix=self.num_prefix,
+                num_suffix=self.num_suffix,
+                num_layers=self.num_layers,
+                basis=None if self.basis is None else tuple(self.basis.shape),
             )
-        token_dim = check_fit(
-            caller,
-            x,
-            token_dim,
-            self.cos.shape,
-            head_dim=self.head_dim,
-            num_prefix=self.num_prefix,
-            num_suffix=self.num_suffix,
-            num_layers=self.num_layers,
-            basis=None if self.basis is None else tuple(self.basis.shape),
-        )
-        check_blocks(caller, self.pairing, self.blocks, cos.shape[-1])
-        if self.cos.device != x.device:
-            raise ValueError(
-                f"{caller}: the rotation is on {self.cos.device}, x is on {x.device}. Make it there: "
-                f"rope(coords.to(x.device)), or on_grid(..., device=x.device)."
-            )
-        with outside_autocast(x.device):
-            return self._turn_checked(x, token_dim, cos, sin, amplitude)
+            if self.cos.device != x.device:
+                raise ValueError(
+                    f"{caller}: the rotation is on {self.cos.device}, x is on {x.device}. Make it there: "
+                    f"rope(coords.to(x.device)), or on_grid(..., device=x.device)."
+                )
+        if outs is not None:
+            outs = check_outs(caller, xs, outs, tables)
+        blocks = check_blocks(caller, self.pairing, self.blocks, self.cos.shape[-1])
+        how = Turning(self.pairing, blocks, from_end, self.num_prefix, self.num_suffix)
+        cos, sin = _beside(tables[0], from_end), _beside(tables[1], from_end)
+        with outside_autocast(xs[0].device):
+            if self.basis is None:
+                return turn_all(xs, cos, sin, how, self.backend, outs)
+            turned = tuple(self._turn_in_basis(x, cos, sin, how) for x in xs)
+        return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
 
-    def _turn_checked(self, x: Tensor, token_dim: int, cos: Tensor, sin: Tensor, amplitude: Tensor | None) -> Tensor:
-        if amplitude is not None:
-            cos, sin = cos * amplitude, sin * amplitude
-        cos, sin = _beside(cos, token_dim), _beside(sin, token_dim)
-        tokens = x.shape[token_dim]
-        body = x.narrow(token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
-        if self.basis is None:
-            turned = turn_pairs(body, cos, sin, self.pairing, self.blocks)
-        else:
-            exact = body.to(torch.promote_types(body.dtype, torch.float32))
-            based = exact if self.basis_last else _in_basis(exact, self.basis.mT, token_dim)
-            turned = turn_pairs(based, cos, sin, self.pairing, self.blocks)
-            turned = (_in_basis(turned, self.basis, token_dim) if self.basis_last else turned).to(x.dtype)
-        if not self.num_prefix and not self.num_suffix:
-            return turned
-        before = [x.narrow(token_dim, 0, self.num_prefix)] if self.num_prefix else []
-        after = [x.narrow(token_dim, tokens - self.num_suffix, self.num_suffix)] if self.num_suffix else []
-        return torch.cat([*before, turned, *after], dim=token_dim)
+    def _turn_in_basis(self, x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
+        assert self.basis is not None
+        before, body, after = how.parted(x)
+        exact = body.to(torch.promote_types(body.dtype, torch.float32))
+        based = exact if self.basis_last else _in_basis(exact, self.basis.mT, how.token_dim)
+        turned = turn_all((based,), cos, sin, how._replace(num_prefix=0, num_suffix=0), self.backend)[0]
+        turned = (_in_basis(turned, self.basis, how.token_dim) if self.basis_last else turned).to(x.dtype)
+        parts = [*([before] if how.num_prefix else []), turned, *([after] if how.num_suffix else [])]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=how.token_dim)
 
 
 def _beside(part: Tensor, token_dim: int) -> Tensor:

@@ -15,11 +15,11 @@ import ndpos
 HOUSE = Path(ndpos.__file__).parent
 README = HOUSE.parent / "README.md"
 ROOMS = (
-    "sizes positions patches subspaces frequencies patterns radians kernels fitting rotation resample parameters "
+    "sizes positions patches subspaces frequencies patterns radians kernels fitting picking rotation resample parameters "
     "encode segments presets convert inspect checkpoint timm draw __main__"
 ).split()
 OUTSIDE = {"torch", "einops", *sys.stdlib_module_names}
-GUESTS = {"timm": {"timm"}, "draw": {"matplotlib"}}  # the only rooms that others may enter
+GUESTS = {"timm": {"timm"}, "kernels": {"triton"}, "draw": {"matplotlib"}}  # the only rooms that others may enter
 
 
 def imported(tree, package):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ndpos
-from ndpos.kernels import PAIRINGS, turn_pairs
+from ndpos.kernels import PAIRINGS
+from ndpos.kernels.plain import turn_pairs
 
 every_pairing = pytest.mark.parametrize("pairing", PAIRINGS)
 HALVES = (torch.float16, torch.bfloat16)
@@ -81,7 +82,7 @@ def test_first_and_second_derivatives_agree_with_finite_differences(pairing):
 
 @every_pairing
 @pytest.mark.parametrize("rest", [0, 3])
-def test_strides_of_the_input_change_no_bit(pairing, rest):
+def test_strides_of_the_input_change_a_last_bit_at_most(pairing, rest):
     width = 10 + rest
     angles = numbers(6, 5, dtype=torch.float32)
     fused = numbers(2, 6, 3, 4, width, dtype=torch.float32)  # (batch, tokens, qkv, heads, head_dim)
@@ -95,7 +96,8 @@ def test_strides_of_the_input_change_no_bit(pairing, rest):
     }
     for name, x in views.items():
         before = x.clone()
-        assert torch.equal(rotate(x, angles, pairing, (2, 3)), rotate(x.contiguous(), angles, pairing, (2, 3))), name
+        turned, packed = rotate(x, angles, pairing, (2, 3)), rotate(x.contiguous(), angles, pairing, (2, 3))
+        assert (turned - packed).abs().max() <= torch.finfo(torch.float32).eps * x.abs().max() * 2, name
         assert torch.equal(x, before), name  # and nothing is turned in place
 
 

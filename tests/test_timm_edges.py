@@ -12,6 +12,7 @@ import ndpos
 
 pytest.importorskip("timm", reason="needs timm")
 import timm
+import timm.optim
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
-from ndpos.kernels import Pairing, check_blocks
+from ndpos.kernels import Backend, Pairing, check_backend, check_blocks
 from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
 from ndpos.rotation import Rotation
@@ -21,7 +21,14 @@ __all__ = ["RotaryEmbedding", "rotate"]
 
 
 def rotate(
-    x: Tensor, angles: Tensor, *, pairing: Pairing, token_dim: int = -2, blocks: Sequence[int] | None = None
+    x: Tensor,
+    angles: Tensor,
+    *,
+    pairing: Pairing,
+    token_dim: int = -2,
+    blocks: Sequence[int] | None = None,
+    backend: Backend | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Turn every channel pair of a query or key by the angle of its token.
 
@@ -37,6 +44,8 @@ def rotate(
             inside each axis block: Gemma 4, CroCo. No default: the wrong one loads and runs, and is silently wrong.
         token_dim: -2, or -3 for ``(..., tokens, heads, head_dim)``.
         blocks: Pairs of each axis block, ``split.blocks``; needed by ``"half_per_axis"`` alone.
+        backend: Which way it is computed, see :func:`ndpos.backends`; None picks the one that fits.
+        out: Where the result is written, for inference alone; ``x`` itself turns it in place.
 
     Returns:
         A tensor like ``x``, its dtype kept. Computed in the dtype of ``angles``, rounded once.
@@ -74,8 +83,9 @@ def rotate(
         )
     if angles.ndim == 2:
         angles = angles.unsqueeze(0)
-    turn = Rotation(angles.cos(), angles.sin(), pairing, blocks=check_blocks(caller, pairing, blocks, angles.shape[-1]))
-    return turn._turn(x, token_dim, caller, turn.cos, turn.sin, None)
+    blocks = check_blocks(caller, pairing, blocks, angles.shape[-1])
+    turn = Rotation(angles.cos(), angles.sin(), pairing, blocks=blocks, backend=backend)
+    return turn._turn(caller, (x,), (turn.cos, turn.sin), token_dim, None if out is None else (out,))[0]
 
 
 class _Lattice(NamedTuple):
@@ -107,6 +117,7 @@ class RotaryEmbedding(nn.Module):
         layers: Number of layers, for a matrix per layer and head.
         learnable: Learn the non-zero frequencies, so that disjoint axes stay disjoint; a matrix without a zero is
             learned whole. The parameter has the matrix' shape, or one number per non-zero entry, row-major.
+        backend: Which way its rotations are computed, see :func:`ndpos.backends`; None picks the one that fits.
 
     Raises:
         ValueError: settings that contradict each other, with what was seen.
@@ -134,11 +145,13 @@ class RotaryEmbedding(nn.Module):
         heads: int | None = None,
         layers: int | None = None,
         learnable: bool = False,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         caller = "ndpos.RotaryEmbedding"
         if not isinstance(split, AxisSplit):
             raise TypeError(f"{caller}: split is an AxisSplit, got {split!r}. ndpos.split(head_dim, axes) makes one.")
+        check_backend(caller, backend)
         if not isinstance(learnable, bool):
             raise TypeError(f"{caller}: learnable is True or False, got {learnable!r}.")
         if frequencies is not None and base is not None:
@@ -147,7 +160,7 @@ class RotaryEmbedding(nn.Module):
             frequencies = geometric(split, 1e4 if base is None else base)
         matrix = PlainMatrix.of(caller, _per_head(caller, frequencies, split, heads, layers))
         pairs = matrix.shape[-1]
-        self.split, self.pairing, self.learnable = split, pairing, learnable
+        self.split, self.pairing, self.learnable, self.backend = split, pairing, learnable, backend
         self.blocks = check_blocks(caller, pairing, split.blocks if pairing == "half_per_axis" else None, pairs)
         if self.blocks is not None and not matrix.follows(split.pair_axes):
             raise ValueError(
@@ -242,6 +255,7 @@ class RotaryEmbedding(nn.Module):
             num_prefix=whole(caller, "num_prefix", num_prefix),
             num_suffix=whole(caller, "num_suffix", num_suffix),
             num_layers=self.layers,
+            backend=self.backend,
         )
 
     def on_grid(

@@ -1,14 +1,38 @@
-"""Which two channels make a pair."""
+"""Which two channels make a pair, and what else a kernel is told about a rotation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-__all__ = ["PAIRINGS", "Pairing", "check_blocks", "pair_channels"]
+from torch import Tensor
+
+__all__ = ["PAIRINGS", "Pairing", "Turning", "axis_blocks", "check_blocks", "pair_channels"]
 
 Pairing = Literal["interleaved", "half", "half_per_axis"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
+
+
+class Turning(NamedTuple):
+    """How a tensor is turned; cos and sin are the other half of it.
+
+    ``x`` is ``(..., heads, tokens, head_dim)``, heads and tokens swapped for ``token_dim`` -3. Its first ``num_prefix``
+    and last ``num_suffix`` tokens come back bit for bit. ``inverse`` turns by the negative angles, as a backward does.
+    """
+
+    pairing: Pairing
+    blocks: tuple[int, ...] | None = None
+    token_dim: int = -2
+    num_prefix: int = 0
+    num_suffix: int = 0
+    inverse: bool = False
+
+    def parted(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens of ``x`` before those that turn, these, and those after, as views."""
+        tokens = x.shape[self.token_dim]
+        turning = x.narrow(self.token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
+        before = x.narrow(self.token_dim, 0, self.num_prefix)
+        return before, turning, x.narrow(self.token_dim, tokens - self.num_suffix, self.num_suffix)
 
 
 def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pairs: int) -> tuple[int, ...] | None:
@@ -29,15 +53,20 @@ def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pa
     return tuple(blocks)
 
 
+def axis_blocks(pairing: Pairing, blocks: tuple[int, ...] | None, pairs: int) -> list[tuple[int, int]]:
+    """First pair and number of pairs of every block whose first channels stand before its second ones."""
+    counts = blocks if pairing == "half_per_axis" and blocks is not None else (pairs,)
+    starts = [sum(counts[:place]) for place in range(len(counts))]
+    return [(start, count) for start, count in zip(starts, counts, strict=True) if count]
+
+
 def pair_channels(pairing: Pairing, pairs: int, blocks: tuple[int, ...] | None) -> tuple[list[int], list[int]]:
     """The first and the second channel of every pair."""
     if pairing == "interleaved":
         return list(range(0, 2 * pairs, 2)), list(range(1, 2 * pairs, 2))
     first: list[int] = []
     second: list[int] = []
-    start = 0
-    for count in blocks if pairing == "half_per_axis" and blocks is not None else (pairs,):
+    for start, count in axis_blocks(pairing, blocks, pairs):
         first += range(2 * start, 2 * start + count)
         second += range(2 * start + count, 2 * (start + count))
-        start += count
     return first, second

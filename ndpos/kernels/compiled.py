@@ -1,0 +1,58 @@
+"""The plain rotation fused by ``torch.compile``: ``x`` is read once and written once, after a first compilation."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ndpos.kernels.pairing import Turning
+from ndpos.kernels.plain import turn_plain
+
+__all__ = ["compiler_missing", "turn_compiled"]
+
+
+def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor | None = None) -> Tensor:
+    """``x`` turned; compiled anew for another pairing, head_dim, dtype or kind of layout, not for other sizes.
+
+    The result has the strides of ``torch.empty_like(x)``, or is ``out``.
+    """
+    if x.ndim > 2 and x.stride(-3) < x.stride(-2):  # as it lies, so that the result lies so without another pass
+        cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
+        how = how._replace(token_dim=-5 - how.token_dim)
+        into = None if out is None else out.transpose(-2, -3)
+        return turn_compiled(x.transpose(-2, -3), cos, sin, how, into).transpose(-2, -3)
+    turned = _fused(how, x.shape[-1], cos.shape[-1], out is not None)(x, cos, sin, out)
+    strides = turned.stride() if out is not None else torch.empty_like(x, device="meta").stride()
+    return turned if turned.stride() == strides else torch.empty_like(x).copy_(turned)
+
+
+@lru_cache(maxsize=256)
+def _fused(how: Turning, head_dim: int, pairs: int, into: bool) -> Callable[..., Tensor]:
+    def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
+        # Channels are known, so that the loop over them is; all other sizes are left open.
+        torch._check(x.shape[-1] == head_dim)
+        torch._check(cos.shape[-1] == pairs)
+        turned = turn_plain(x, cos, sin, how)
+        return turned if out is None else out.copy_(turned)
+
+    # Graphs are counted by code object, and past eight of them PyTorch stops compiling: each setting gets its own.
+    own = types.FunctionType(fused.__code__.replace(), globals(), fused.__name__, closure=fused.__closure__)
+    return cast("Callable[..., Tensor]", torch.compile(own, dynamic=True, fullgraph=True))
+
+
+def compiler_missing(device: torch.device) -> str:
+    """Why nothing can be compiled for ``device``; empty if it can."""
+    if device.type == "cuda":
+        return "" if torch.utils._triton.has_triton() else "torch.compile needs Triton for a GPU, and it is not here"
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except Exception as error:
+        return f"torch.compile found no C++ compiler ({str(error).strip().splitlines()[0]}); g++ or clang++ is one"
+    return ""

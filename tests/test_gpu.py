@@ -5,12 +5,25 @@ import subprocess
 import sys
 
 import pytest
+import test_triton
 import torch
 
 import ndpos
 
 pytestmark = pytest.mark.gpu
 FAR = [65_536, 10**6, 2**24 + 1]
+launches = test_triton.launches  # a fixture of the checks below
+
+
+@pytest.fixture(scope="module")
+def device():
+    pytest.importorskip("triton", reason="needs triton")
+    return "cuda"
+
+
+# Every check of the kernel that runs under the interpreter elsewhere runs on the GPU here.
+for name in [name for name in vars(test_triton) if name.startswith("check_")]:
+    globals()[name.replace("check_", "test_the_kernel__", 1)] = vars(test_triton)[name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -15,8 +15,8 @@ import ndpos
 HOUSE = Path(ndpos.__file__).parent
 README = HOUSE.parent / "README.md"
 ROOMS = (
-    "sizes positions patches subspaces frequencies patterns radians kernels fitting picking rotation resample parameters "
-    "encode segments presets convert inspect checkpoint timm draw __main__"
+    "sizes positions patches subspaces frequencies patterns radians kernels fitting picking rotation resample "
+    "parameters encode segments presets convert inspect checkpoint timm draw __main__"
 ).split()
 OUTSIDE = {"torch", "einops", *sys.stdlib_module_names}
 GUESTS = {"timm": {"timm"}, "kernels": {"triton"}, "draw": {"matplotlib"}}  # the only rooms that others may enter

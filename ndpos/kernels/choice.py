@@ -38,7 +38,7 @@ def backends() -> tuple[BackendState, ...]:
     Returns:
         One entry per backend: ``name``, ``ready``, ``why``. ``"eager"`` is PyTorch's own operations, with few passes on
         the CPU; ``"compiled"`` the same fused by ``torch.compile``, which compiles at the first call and falls back to
-        ``"eager"`` with one warning where it cannot; ``"triton"`` a kernel for NVIDIA and AMD GPUs.
+        ``"eager"`` with one warning where it cannot; ``"triton"`` one hand-written kernel for CUDA tensors.
 
     Raises:
         Nothing: what is missing is in ``why``.

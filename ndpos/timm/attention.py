@@ -56,13 +56,13 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
             # joining heads is a view. Heads first, the output projection would keep a copy (5 % of a ViT-S's training
             # memory).
             q, k, v = qkv.unbind(2)
-            q, k = turn(q, token_dim=-3).transpose(1, 2), turn.keys(k, token_dim=-3).transpose(1, 2)
+            q, k = (turned.transpose(1, 2) for turned in turn.both(q, k, token_dim=-3))
             # The backward keeps q, k and v. As a view, v would keep all of qkv, two thirds of it for nothing: 18 % of
             # that memory, at the price of this copy.
             v = (v.clone() if torch.is_grad_enabled() else v).transpose(1, 2)
         else:  # norms lay q and k out heads first, and keep qkv as their input
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-            q, k = turn(self.q_norm(q)), turn.keys(self.k_norm(k))
+            q, k = turn.both(self.q_norm(q), self.k_norm(k))
         if self.fused_attn:
             dropout = self.attn_drop.p if self.training else 0.0
             x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)

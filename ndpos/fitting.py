@@ -105,8 +105,9 @@ def check_outs(
             )
         checked.append(x if _same_place(x, out) else out)
     for place, out in enumerate(checked):
-        for other in (*xs, *others, *checked[:place]):
-            if out is not other and not _apart(out, other):
+        rest = [x for where, x in enumerate(xs) if where != place or x is not out]
+        for other in (*rest, *others, *checked[:place]):
+            if not _apart(out, other):
                 raise ValueError(
                     f"{caller}: out overlaps another tensor in memory, and would overwrite what is still to be read. "
                     f"Give x itself, to turn it in place, or a tensor of its own: torch.empty_like(x)."

@@ -9,11 +9,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ndpos.sizes import refuse_outside
+from ndpos.kernels import Backend, Lattice, reads_sources
+from ndpos.sizes import refuse_outside, whole
 
 __all__: list[str] = []
 
-PARTS = ("cos", "sin", "amplitude", "key_phase", "basis")  # the tensors of a Rotation; all other fields are settings
+PARTS = (
+    "cos",
+    "sin",
+    "amplitude",
+    "key_phase",
+    "basis",
+    "source_cos",
+    "source_sin",
+    "source_rows",
+)  # the tensors of a Rotation; all other fields are settings
 
 Turn = TypeVar("Turn", bound="Picked")
 
@@ -30,6 +40,13 @@ class Picked:
     sin: Tensor
     amplitude: Tensor | None
     num_layers: int | None
+    num_prefix: int
+    num_suffix: int
+    backend: Backend | None
+    source_cos: Tensor | None
+    source_sin: Tensor | None
+    source_rows: Tensor | None
+    lattice: Lattice | None
 
     def __getitem__(self: Turn, tokens: Any) -> Turn:
         """The rotation of some tokens, for all samples alike: a slice, a mask ``(tokens,)`` or indices ``(kept,)``.
@@ -90,7 +107,12 @@ class Picked:
             "prefix, so subtract num_prefix from positions in the sequence.",
         )
         if indices.ndim == 1:
-            return self._each_token(lambda part: part.index_select(-2, indices))
+            taken = self._each_token(lambda part: part.index_select(-2, indices))
+            if not reads_sources(self.backend, self.cos.device):
+                return taken
+            cos, sin = (self.cos, self.sin) if self.source_cos is None else (self.source_cos, self.source_sin)
+            rows = indices if self.source_rows is None else self.source_rows[indices]
+            return replaced(taken, source_cos=cos, source_sin=sin, source_rows=rows, lattice=self.lattice)
         unbatched = 3 + (self.num_layers is not None)
 
         def gather(part: Tensor) -> Tensor:
@@ -103,6 +125,42 @@ class Picked:
             return part.expand(*shape, -1, -1).gather(-2, index)
 
         return self._each_token(gather)
+
+    def packed(self: Turn, cu_seqlens: Tensor, tokens: int) -> Turn:
+        """The rotation of sequences of different lengths laid end to end: each starts at the first token again.
+
+        Args:
+            cu_seqlens: Cumulative lengths ``(sequences + 1,)``, integers from 0 to ``tokens``, as flash-attn has them.
+            tokens: All tokens of the pack; asked for, since reading it from a GPU would wait for the device.
+
+        Returns:
+            A Rotation of ``tokens`` tokens.
+
+        Raises:
+            ValueError: lengths that are not cumulative over ``tokens`` or longer than the rotation, or a rotation with
+                prefix or suffix tokens, which stand in the middle of a pack.
+        """
+        caller = "ndpos.Rotation.packed"
+        tokens = whole(caller, "tokens", tokens)
+        if self.num_prefix or self.num_suffix:
+            raise ValueError(
+                f"{caller}: num_prefix={self.num_prefix}, num_suffix={self.num_suffix} count tokens of one sequence; "
+                f"in a pack they stand in the middle. Give them coordinates of their own, or pack the rest alone."
+            )
+        fits = isinstance(cu_seqlens, Tensor) and cu_seqlens.ndim == 1 and cu_seqlens.shape[0] >= 2
+        if not fits or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            seen = f"{tuple(cu_seqlens.shape)} {cu_seqlens.dtype}" if isinstance(cu_seqlens, Tensor) else cu_seqlens
+            raise ValueError(f"{caller}: cu_seqlens are int32 or int64 (sequences + 1,), got {seen}.")
+        cumulative = cu_seqlens.to(self.cos.device, torch.int64)
+        ends = torch.stack((cumulative[0], tokens - cumulative[-1]))
+        refuse_outside(
+            torch.cat((ends, (cumulative[:-1] > cumulative[1:]).long())),
+            1,
+            f"{caller}: cu_seqlens start at 0, never fall, and end at the {tokens} tokens of the pack.",
+        )
+        place = torch.arange(tokens, device=cumulative.device)
+        sequence = torch.searchsorted(cumulative, place, right=True) - 1
+        return self.take(place - cumulative[sequence])
 
     def layer(self: Turn, index: int) -> Turn:
         """The rotation of one layer, for encodings with a frequency matrix per layer."""
@@ -134,7 +192,8 @@ class Picked:
     def _each_token(self: Turn, pick: Callable[[Tensor], Tensor]) -> Turn:
         """``pick`` applied to every part that has a value per token."""
         count = self.cos.shape[-2]
-        picked: dict[str, Any] = {"cos": pick(self.cos), "sin": pick(self.sin)}
+        picked: dict[str, Any] = {"cos": pick(self.cos), "sin": pick(self.sin), "lattice": None}
+        picked |= {name: None for name in PARTS if name.startswith("source")}
         if self.amplitude is not None and self.amplitude.ndim >= 2 and self.amplitude.shape[-2] == count:
             picked["amplitude"] = pick(self.amplitude)
         return replaced(self, **picked)

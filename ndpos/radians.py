@@ -168,6 +168,24 @@ def turns_on_grid(
     return spread(cosines, sizes, len(listens)), spread(sines, sizes, len(listens))
 
 
+def turns_in_rows(
+    per_axis: Sequence[Tensor], frequencies: Tensor, listens: Sequence[int | None], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos and sin ``(..., sum of sizes, pairs)``, the rows of one axis after those of another, unspread.
+
+    A row holds zeros in the columns that listen to another axis. Each column listens to one axis.
+    """
+    halves = []
+    for parts in turns_by_axis(per_axis, frequencies, listens, dtype):
+        rows = []
+        for axis, coords in enumerate(per_axis):
+            filled = _filled([part for part in parts if part.axis == axis], len(listens))
+            empty = (*parts[0].rows.shape[:-2], coords.shape[0], len(listens))
+            rows.append(parts[0].rows.new_zeros(empty) if filled is None else filled)
+        halves.append(torch.cat(rows, dim=-2))
+    return halves[0], halves[1]
+
+
 def turns_by_axis(
     per_axis: Sequence[Tensor], frequencies: Tensor, listens: Sequence[int | None], dtype: torch.dtype
 ) -> tuple[list[AxisRows], list[AxisRows]]:

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from ndpos.fitting import check_fit, check_outs
-from ndpos.kernels import Backend, Pairing, Turning, check_backend, check_blocks, turn_all
+from ndpos.kernels import Backend, Lattice, Pairing, Source, Turning, check_backend, check_blocks, turn_all
 from ndpos.picking import PARTS, Picked
 from ndpos.positions import outside_autocast
 from ndpos.sizes import refuse_tracing
@@ -43,6 +43,8 @@ class Rotation(Picked):
             (STRING, commuting ComRoPE), absent by default.
         basis_last: Set by :meth:`inverse`: the transposed basis is applied after the turn.
         backend: Which way it is computed, see :func:`ndpos.backends`; None picks the one that fits.
+        source_cos, source_sin, source_rows, lattice: The fewer rows that cos and sin were spread from, set where a
+            kernel reads them instead: those of each axis of a grid, or which row each token takes.
 
     Raises:
         ValueError: at the call, when tokens, heads, channels or the rank do not fit.
@@ -75,6 +77,10 @@ class Rotation(Picked):
     basis: Tensor | None = None
     basis_last: bool = False
     backend: Backend | None = None
+    source_cos: Tensor | None = None
+    source_sin: Tensor | None = None
+    source_rows: Tensor | None = None
+    lattice: Lattice | None = None
 
     def __call__(self, q: Tensor, *, token_dim: int = -2, out: Tensor | None = None) -> Tensor:
         """Queries turned: ``(..., heads, tokens, head_dim)``, heads and tokens swapped for ``token_dim=-3``.
@@ -104,6 +110,7 @@ class Rotation(Picked):
         return dataclasses.replace(
             self,
             sin=-self.sin,
+            source_sin=None if self.source_sin is None else -self.source_sin,
             amplitude=None if self.amplitude is None else self.amplitude.reciprocal(),
             key_phase=None if self.key_phase is None else -self.key_phase,
             basis_last=not self.basis_last,
@@ -177,9 +184,16 @@ class Rotation(Picked):
         cos, sin = _beside(tables[0], from_end), _beside(tables[1], from_end)
         with outside_autocast(xs[0].device):
             if self.basis is None:
-                return turn_all(xs, cos, sin, how, self.backend, outs)
+                source = self._source(from_end) if tables[0] is self.cos else None
+                return turn_all(xs, cos, sin, how, self.backend, outs, source)
             turned = tuple(self._turn_in_basis(x, cos, sin, how) for x in xs)
         return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
+
+    def _source(self, token_dim: int) -> Source | None:
+        if self.source_cos is None or self.source_sin is None:
+            return None
+        cos, sin = (_beside(part.detach(), token_dim) for part in (self.source_cos, self.source_sin))
+        return Source(cos, sin, self.source_rows, self.lattice)
 
     def _turn_in_basis(self, x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
         assert self.basis is not None

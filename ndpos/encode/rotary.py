@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
-from ndpos.kernels import Backend, Pairing, check_backend, check_blocks
+from ndpos.kernels import Backend, Lattice, Pairing, check_backend, check_blocks, reads_sources
 from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
-from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_on_grid
+from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_in_rows, turns_on_grid
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite, refuse_tracing, whole
 from ndpos.subspaces import AxisSplit
@@ -231,6 +231,8 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(
                 f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."
             )
+        lattice: Lattice | None = None
+        source: dict[str, Any] = {}
         if isinstance(coords, _Lattice):
             if self.learnable and coords.device is None:
                 coords = coords._replace(device=self.frequencies.device)
@@ -240,12 +242,18 @@ class RotaryEmbedding(nn.Module):
                     f"{caller}.on_grid: the encoding has {self.split.axes} axes, sizes are {tuple(coords.sizes)}."
                 )
             matrix = self._matrix(per_axis[0].device, strength)
-            cos, sin = turns_on_grid(per_axis, matrix, self.matrix.listens, dtype)
+            listens = self.matrix.listens
+            cos, sin = turns_on_grid(per_axis, matrix, listens, dtype)
+            if None not in listens and reads_sources(self.backend, cos.device):
+                lattice = Lattice(tuple(len(each) for each in per_axis), tuple(max(0, axis or 0) for axis in listens))
+                rows = turns_in_rows(per_axis, matrix.detach(), listens, dtype)
+                source = {"source_cos": rows[0], "source_sin": rows[1]}
         else:
             check_coords(caller, coords, self.split.axes)
             cos, sin = turns(coords, self._matrix(coords.device, strength), dtype)
         if self.heads is None:
             cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+            source = {name: rows.unsqueeze(-3) for name, rows in source.items()}
         return Rotation(
             cos,
             sin,
@@ -256,6 +264,8 @@ class RotaryEmbedding(nn.Module):
             num_suffix=whole(caller, "num_suffix", num_suffix),
             num_layers=self.layers,
             backend=self.backend,
+            lattice=lattice,
+            **source,
         )
 
     def on_grid(

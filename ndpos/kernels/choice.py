@@ -12,7 +12,7 @@ import torch
 
 from ndpos.kernels.compiled import compiler_missing
 
-__all__ = ["BACKENDS", "Backend", "BackendState", "backends", "check_backend", "choose"]
+__all__ = ["BACKENDS", "Backend", "BackendState", "backends", "check_backend", "choose", "reads_sources"]
 
 Backend = Literal["eager", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -77,6 +77,13 @@ def choose(caller: str, backend: str | None, device: torch.device) -> str:
     if backend == "compiled" and _falls_back(device.type):
         return "eager"
     return backend
+
+
+def reads_sources(backend: str | None, device: torch.device) -> bool:
+    """Whether the kernel for ``device`` finds rows of a table by itself, so that it should be given where they are."""
+    if torch.compiler.is_compiling() or backend not in (None, "triton"):
+        return False
+    return not _triton_missing() and (device.type == "cuda" or (backend == "triton" and _interpreted()))
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,13 +26,16 @@ def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor
         how = how._replace(token_dim=-5 - how.token_dim)
         into = None if out is None else out.transpose(-2, -3)
         return turn_compiled(x.transpose(-2, -3), cos, sin, how, into).transpose(-2, -3)
-    turned = _fused(how, x.shape[-1], cos.shape[-1], out is not None)(x, cos, sin, out)
+    # What PyTorch would compile anew for is part of the key, and autograd stands outside, since each state is a graph.
+    kind = (out is not None, x.ndim, cos.ndim, x.dtype, cos.dtype, x.device.type)
+    with torch.no_grad():
+        turned = _fused(how, x.shape[-1], cos.shape[-1], kind)(x.detach(), cos.detach(), sin.detach(), out)
     strides = turned.stride() if out is not None else torch.empty_like(x, device="meta").stride()
     return turned if turned.stride() == strides else torch.empty_like(x).copy_(turned)
 
 
 @lru_cache(maxsize=256)
-def _fused(how: Turning, head_dim: int, pairs: int, into: bool) -> Callable[..., Tensor]:
+def _fused(how: Turning, head_dim: int, pairs: int, kind: tuple[Any, ...]) -> Callable[..., Tensor]:
     def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
         # Channels are known, so that the loop over them is; all other sizes are left open.
         torch._check(x.shape[-1] == head_dim)
@@ -42,7 +45,7 @@ def _fused(how: Turning, head_dim: int, pairs: int, into: bool) -> Callable[...,
 
     # Graphs are counted by code object, and past eight of them PyTorch stops compiling: each setting gets its own.
     own = types.FunctionType(fused.__code__.replace(), globals(), fused.__name__, closure=fused.__closure__)
-    return cast("Callable[..., Tensor]", torch.compile(own, dynamic=True, fullgraph=True))
+    return cast("Callable[..., Tensor]", torch.compile(own, dynamic=True))
 
 
 def compiler_missing(device: torch.device) -> str:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-__all__ = ["PAIRINGS", "Pairing", "Turning", "axis_blocks", "check_blocks", "pair_channels"]
+__all__ = ["PAIRINGS", "Lattice", "Pairing", "Source", "Turning", "axis_blocks", "check_blocks", "pair_channels"]
 
 Pairing = Literal["interleaved", "half", "half_per_axis"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
@@ -33,6 +33,28 @@ class Turning(NamedTuple):
         turning = x.narrow(self.token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
         before = x.narrow(self.token_dim, 0, self.num_prefix)
         return before, turning, x.narrow(self.token_dim, tokens - self.num_suffix, self.num_suffix)
+
+
+class Lattice(NamedTuple):
+    """Coordinates that form a row-major grid, so that a table holds ``sum(sizes)`` rows, not their product.
+
+    The rows of axis ``a`` start at ``sum(sizes[:a])``; pair ``p`` listens to axis ``axes[p]``.
+    """
+
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """The fewer rows that cos and sin were spread from, for a kernel that finds its row by itself.
+
+    ``cos`` and ``sin`` are ``(..., rows, pairs)``; ``rows`` is the row of each token, or its cell in ``lattice``.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    rows: Tensor | None = None
+    lattice: Lattice | None = None
 
 
 def check_blocks(caller: str, pairing: Pairing, blocks: Sequence[int] | None, pairs: int) -> tuple[int, ...] | None:

@@ -43,7 +43,7 @@ def turn_pairs(
     pairs = cos.shape[-1]
     if pairing == "interleaved":
         a, b = x[..., : 2 * pairs].reshape(*x.shape[:-1], pairs, 2).unbind(-1)
-        turned = [torch.stack(_turned(a, b, cos, sin, kept), dim=-1).flatten(-2)]
+        turned = [torch.stack(_turned(a, b, cos, sin, kept), dim=-1).reshape(*x.shape[:-1], 2 * pairs)]
     else:
         turned = []
         for start, count in axis_blocks(pairing, blocks, pairs):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ndpos.kernels.pairing import Pairing
+from ndpos.kernels.pairing import Lattice, Pairing
 
-__all__ = ["Lattice", "turn_triton"]
+__all__ = ["turn_triton"]
 
 # Triton compiles a kernel anew for an integer that is 1, divisible by 16, or past 32 bits, and integers in a tuple
 # cannot be exempted. So they travel as odd numbers past 32 bits: new token counts, batches, strides and sizes of a
@@ -24,16 +24,6 @@ WARPS = 4
 PROGRAMS = 1024  # enough for every multiprocessor to hide its memory's latency; past that, heads share a program
 RUNS = 8  # of pairs that listen to one axis: comparisons for more of them would outweigh what they save
 SHARED_HEADS = 8  # heads that turn by one reading of the table, which then adds 1/8 to the traffic of 16-bit heads
-
-
-class Lattice(NamedTuple):
-    """Coordinates that form a row-major grid, so that a table holds ``sum(sizes)`` rows, not their product.
-
-    The rows of axis ``a`` start at ``sum(sizes[:a])``; pair ``p`` listens to axis ``axes[p]``.
-    """
-
-    sizes: tuple[int, ...]
-    axes: tuple[int, ...]
 
 
 # fmt: off

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from ndpos.kernels.choice import choose
 from ndpos.kernels.compiled import turn_compiled
 from ndpos.kernels.eager import turn_eager
-from ndpos.kernels.pairing import Turning, axis_blocks
+from ndpos.kernels.pairing import Source, Turning, axis_blocks
 from ndpos.kernels.plain import turn_plain
 
 __all__ = ["table_gradients", "turn_all", "turn_now"]
@@ -27,10 +27,12 @@ def turn_all(
     how: Turning,
     backend: str | None = None,
     outs: Sequence[Tensor] | None = None,
+    source: Source | None = None,
 ) -> tuple[Tensor, ...]:
     """Queries, or queries and keys, turned by the same tables; each written to its ``out`` if given.
 
-    ``cos`` and ``sin`` stand beside the dimensions of each ``x``. Arguments are taken as checked.
+    ``cos`` and ``sin`` stand beside the dimensions of each ``x``, and so do those of ``source``. Arguments are taken as
+    checked.
     """
     if not _own_kernels(xs[0].device, (*xs, cos, sin)):
         if backend == "triton" and torch.compiler.is_compiling():
@@ -42,8 +44,8 @@ def turn_all(
     # Before autograd keeps them: tables cast by a hook (FSDP's) then change nothing that a checkpoint compares.
     cos, sin = cos.to(exact), sin.to(exact)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*xs, cos, sin)):
-        return cast("tuple[Tensor, ...]", _Turned.apply(how, backend, cos, sin, *xs))
-    return turn_now(xs, cos, sin, how, backend, outs)
+        return cast("tuple[Tensor, ...]", _Turned.apply(how, backend, source, cos, sin, *xs))
+    return turn_now(xs, cos, sin, how, backend, outs, source)
 
 
 def _own_kernels(device: torch.device, tensors: Sequence[Tensor]) -> bool:
@@ -58,6 +60,7 @@ def _own_kernels(device: torch.device, tensors: Sequence[Tensor]) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and forward_ad._current_level < 0
+        and not any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
     )
 
 
@@ -68,6 +71,7 @@ def turn_now(
     how: Turning,
     backend: str | None,
     outs: Sequence[Tensor] | None = None,
+    source: Source | None = None,
 ) -> tuple[Tensor, ...]:
     """The same without autograd, by the backend that is named or fits."""
     chosen = choose(CALLER, backend, xs[0].device)
@@ -79,10 +83,11 @@ def turn_now(
     if chosen == "triton":
         from ndpos.kernels.triton import turn_triton
 
+        source = Source(cos, sin) if source is None else source
         turn_triton(
             xs,
-            cos,
-            sin,
+            source.cos,
+            source.sin,
             how.pairing,
             how.blocks,
             token_dim=how.token_dim,
@@ -90,6 +95,8 @@ def turn_now(
             num_suffix=how.num_suffix,
             inverse=how.inverse,
             outs=results,
+            rows=source.rows,
+            lattice=source.lattice,
         )
     else:
         for x, result in zip(xs, results, strict=True):
@@ -102,23 +109,24 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, how: Turning, backend: str | None, cos: Tensor, sin: Tensor, *xs: Tensor
+        ctx: Any, how: Turning, backend: str | None, source: Source | None, cos: Tensor, sin: Tensor, *xs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.how, ctx.backend = how, backend
+        ctx.how, ctx.backend, ctx.source = how, backend, source
         ctx.save_for_backward(cos, sin, *(xs if cos.requires_grad or sin.requires_grad else ()))
         ctx.set_materialize_grads(False)
-        return turn_now(xs, cos, sin, how, backend)
+        return turn_now(xs, cos, sin, how, backend, None, source)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         cos, sin, *xs = ctx.saved_tensors
         needed = {
-            place: grad for place, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[4 + place]
+            place: grad for place, grad in enumerate(grads) if grad is not None and ctx.needs_input_grad[5 + place]
         }
         of_xs: list[Tensor | None] = [None] * len(grads)
         if needed:
             back = ctx.how._replace(inverse=not ctx.how.inverse)
-            for place, one in zip(needed, turn_all(tuple(needed.values()), cos, sin, back, ctx.backend), strict=True):
+            turned = turn_all(tuple(needed.values()), cos, sin, back, ctx.backend, None, ctx.source)
+            for place, one in zip(needed, turned, strict=True):
                 of_xs[place] = one
         of_tables: tuple[Tensor | None, Tensor | None] = (None, None)
         if xs:
@@ -128,7 +136,7 @@ class _Turned(torch.autograd.Function):
             if parts:
                 of_cos, of_sin = (sum(each[1:], each[0]) for each in zip(*parts, strict=True))
                 of_tables = (of_cos.to(cos.dtype), of_sin.to(sin.dtype))
-        return (None, None, *of_tables, *of_xs)
+        return (None, None, None, *of_tables, *of_xs)
 
 
 def table_gradients(x: Tensor, grad: Tensor, cos: Tensor, how: Turning) -> tuple[Tensor, Tensor]:

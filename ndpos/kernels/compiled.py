@@ -24,27 +24,36 @@ def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor
     if x.ndim > 2 and x.stride(-3) < x.stride(-2):  # as it lies, so that the result lies so without another pass
         cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
         how = how._replace(token_dim=-5 - how.token_dim)
-        into = None if out is None else out.transpose(-2, -3)
-        return turn_compiled(x.transpose(-2, -3), cos, sin, how, into).transpose(-2, -3)
+        across = x.transpose(-2, -3)
+        into = None if out is None else across if out is x else out.transpose(-2, -3)
+        turned = turn_compiled(across, cos, sin, how, into).transpose(-2, -3)
+        return turned if out is None else out
     # What PyTorch would compile anew for is part of the key, and autograd stands outside, since each state is a graph.
-    kind = (out is not None, x.ndim, cos.ndim, x.dtype, cos.dtype, x.device.type)
+    inputs = [tensor.detach() for tensor in (x, cos, sin, *(() if out is None or out is x else (out,)))]
+    kind = (out is x, out is not None, x.ndim, cos.ndim, x.dtype, cos.dtype, x.device.type)
     with torch.no_grad():
-        turned = _fused(how, x.shape[-1], cos.shape[-1], kind)(x.detach(), cos.detach(), sin.detach(), out)
-    strides = turned.stride() if out is not None else torch.empty_like(x, device="meta").stride()
+        turned = _fused(how, x.shape[-1], cos.shape[-1], kind)(*inputs)
+    if out is not None:
+        return out
+    strides = torch.empty_like(x, device="meta").stride()
     return turned if turned.stride() == strides else torch.empty_like(x).copy_(turned)
 
 
 @lru_cache(maxsize=256)
 def _fused(how: Turning, head_dim: int, pairs: int, kind: tuple[Any, ...]) -> Callable[..., Tensor]:
-    def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
+    in_place = kind[0]
+
+    def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
         # Channels are known, so that the loop over them is; all other sizes are left open.
         torch._check(x.shape[-1] == head_dim)
         torch._check(cos.shape[-1] == pairs)
         turned = turn_plain(x, cos, sin, how)
+        if in_place:
+            return x.copy_(turned)
         return turned if out is None else out.copy_(turned)
 
     # Graphs are counted by code object, and past eight of them PyTorch stops compiling: each setting gets its own.
-    own = types.FunctionType(fused.__code__.replace(), globals(), fused.__name__, closure=fused.__closure__)
+    own = types.FunctionType(fused.__code__.replace(), globals(), fused.__name__, fused.__defaults__, fused.__closure__)
     return cast("Callable[..., Tensor]", torch.compile(own, dynamic=True))
 
 

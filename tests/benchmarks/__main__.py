@@ -1,62 +1,136 @@
-"""``python -m tests.benchmarks``: what tables and the timm wrap cost, as ratios of one run."""
+"""``python -m tests.benchmarks``: what ndpos costs, as ratios of neighbours in one run; see ``paired.py``."""
 
 from __future__ import annotations
 
 import argparse
-import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from tqdm import tqdm
 
-import ndpos
-from tests.benchmarks import wrapped
-from tests.benchmarks.paired import paired
+from tests.benchmarks import memory, models, report, rotation, tables
+from tests.benchmarks.paired import keep_heap
+from tests.benchmarks.report import Report
+from tests.benchmarks.rows import Job, Settings
 
-CLIP = (16, 64, 64)
-
-
-def cases():
-    """Name, ndpos, the plain way, and the bound that the ratio is to stay under."""
-    cells = ndpos.grid(CLIP).flatten(0, -2)
-    rope = ndpos.RotaryEmbedding(ndpos.split(64, 3))
-    yield "rope.on_grid 16x64x64, 64 channels / every cell", lambda: rope.on_grid(CLIP), lambda: rope(cells), 0.2
-    for layout in ("interleaved", "sin_cos"):
-        emb = ndpos.SinusoidalEmbedding(ndpos.split(64, 3), layout=layout)
-        name = f"sinusoidal.on_grid 16x64x64, 64 channels, {layout} / every cell"
-        yield name, lambda emb=emb: emb.on_grid(CLIP), lambda emb=emb: emb(cells), 0.2
-    table = torch.randn(64, 64, 1024)
-
-    def peer():  # as a table has to be taken there and back: channels first, resampled, channels last
-        image = table.permute(2, 0, 1)[None]
-        return F.interpolate(image, size=(96, 96), mode="bicubic", antialias=True)[0].permute(1, 2, 0).contiguous()
-
-    yield "resize 64x64x1024 to 96x96, cubic / F.interpolate", lambda: resize(table, (96, 96), (64, 64)), peer, 1.0
-    volume = torch.randn(16, 32, 32, 768)
-    name = "resize 16x32x32x768 to 32x48x48, cubic / clone of the result"
-    result = torch.empty(32, 48, 48, 768)
-    yield name, lambda: resize(volume, (32, 48, 48), (16, 32, 32)), lambda: result.clone(), None
+SECTIONS = {
+    "memory": [memory.jobs],
+    "tables": [tables.jobs],
+    "models": [models.jobs],
+    "rotation": [rotation.jobs, rotation.both_jobs],
+}
+DTYPES = ("float32", "bfloat16", "float16")
+ON_CUDA = {
+    "dtypes": ("bfloat16", "float32"),
+    "shapes": ("clip-32k", "clip-8k", "vit-b-224"),
+    "minutes": 9.0,
+    "batch": 8,
+}
 
 
-def resize(table, new, old):
-    return ndpos.resize(table, new, old_sizes=old)
-
-
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=41, help="paired runs of each case (default: %(default)s)")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} or all (default: all)")
+    parser.add_argument("--pairs", type=int, help="paired runs of each ratio (default: 41; quick: 5)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(
-        f"torch {torch.__version__}, {options.threads} threads, {platform.machine()}; medians of {options.pairs} pairs"
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: all; CUDA: bfloat16 float32")
+    parser.add_argument("--shapes", nargs="+", choices=list(rotation.SHAPES), help="default: all; CUDA: three of them")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batch", type=int, help="times the batch of every shape (default: 1; CUDA: 8)")
+    parser.add_argument(
+        "--heap", choices=("system", "kept"), default="system", help="kept: no page faults (see paired.py)"
     )
-    for name, ours, other, bound in cases():
-        pairs = options.pairs if bound is not None else max(3, options.pairs // 8)
-        with torch.inference_mode():
-            seen = paired(ours, other, pairs=pairs)
-        limit = "" if bound is None else f"  (at most {bound})"
-        print(f"{name:<66} {seen.ratio:8.3f}   {seen.a_ms:8.2f} ms / {seen.b_ms:8.2f} ms{limit}")
-    wrapped.report(max(3, options.pairs // 8))
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so many (default: no end; CUDA: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="what was measured, written after each case")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="a PNG: time over clone against shape")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables for a README")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing: show a JSON file")
+    parser.add_argument("--quick", action="store_true", help="the smallest shape and models, and nothing compiled")
+    options = parser.parse_args(arguments)
+    unknown = set(options.sections) - {*SECTIONS, "all"}
+    if unknown:
+        parser.error(f"SECTION is one of {', '.join(SECTIONS)} or all, got {', '.join(sorted(unknown))}")
+    for name in ("pairs", "threads", "batch"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name} is at least 1, got {getattr(options, name)}")
+    return options
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """What was asked for, and the defaults of the device and of a quick run."""
+    chosen = ON_CUDA if options.device == "cuda" else {}
+    dtypes = options.dtypes or (("float32",) if options.quick else chosen.get("dtypes", DTYPES))
+    shapes = options.shapes or (("vit-s-224",) if options.quick else chosen.get("shapes", ()))
+    options.minutes = options.minutes or chosen.get("minutes")
+    pairs = options.pairs or (5 if options.quick else 41)
+    batch = options.batch or chosen.get("batch", 1)
+    return Settings(pairs, options.device, tuple(dtypes), tuple(shapes), batch, options.quick)
+
+
+def jobs(sections: list[str], settings: Settings) -> Iterator[Job]:
+    for name, makers in SECTIONS.items():
+        if not sections or name in sections or "all" in sections:
+            for make in makers:
+                yield from make(settings)
+
+
+def measure(found: Report, todo: list[Job], settings: Settings, path: Path | None, minutes: float | None) -> None:
+    """Every job in turn, the report saved after each; an interruption ends the measuring and keeps what there is."""
+    found.skipped = settings.skipped
+    started = time.monotonic()
+    bar = tqdm(todo, unit="case", disable=None)
+    done = 0
+    try:
+        for job in bar:
+            if minutes is not None and time.monotonic() - started > 60 * minutes:
+                break
+            bar.set_postfix_str(job.title)
+            for row in job.measure():
+                found.rows.append(row)
+                tqdm.write(report.line(row))
+            done += 1
+            if path is not None:
+                found.save(path)
+    except KeyboardInterrupt:
+        print("\ninterrupted: what was measured is kept", file=sys.stderr)
+    finally:
+        bar.close()
+        for job in todo[done:]:
+            settings.skip(job.title, "the run ended before it")
+        if path is not None:
+            found.save(path)
+
+
+def run(options: argparse.Namespace) -> Report:
+    if options.source is not None:
+        return Report.load(options.source)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("python -m tests.benchmarks: there is no CUDA device here")
+    torch.set_num_threads(options.threads)
+    settings = settings_of(options)
+    if options.heap == "kept":
+        keep_heap()
+    found = report.new(options.device, threads=options.threads, batch=settings.batch, heap=options.heap)
+    print(report.describe(found))
+    measure(found, list(jobs(options.sections, settings)), settings, options.json, options.minutes)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    found = run(options)
+    report.show(found)
+    if options.markdown is not None:
+        options.markdown.write_text(report.markdown(found))
+    elif options.source is not None:
+        print(report.markdown(found))
+    if options.picture is not None:
+        from tests.benchmarks import picture
+
+        options.picture.write_bytes(picture.png(picture.figure(found.rows)))
 
 
 if __name__ == "__main__":

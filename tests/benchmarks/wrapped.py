@@ -1,14 +1,15 @@
-"""What add_rope costs a timm ViT-S/16: bytes kept for the backward, and time, as ratios over the unwrapped model."""
+"""What add_rope costs a timm ViT-S/16: bytes kept for the backward, as a ratio over the unwrapped model."""
 
 from __future__ import annotations
 
 import copy
-import sys
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.paired import paired
+from tests.benchmarks.paired import Ratio
+from tests.benchmarks.rows import Bound, Row, Settings
 
 
 def kept_bytes(model: nn.Module, x: Tensor) -> int:
@@ -26,26 +27,20 @@ def kept_bytes(model: nn.Module, x: Tensor) -> int:
     return sum(storages.values())
 
 
-def report(pairs: int) -> None:
-    """Print a line for each measure; nothing where timm is absent."""
+def rows(settings: Settings) -> Iterator[Row]:
+    """A row for each measure; none where timm is absent."""
     try:
         import timm
 
         import ndpos.timm
-    except ImportError:
-        print("timm is absent: the wrap is not measured", file=sys.stderr)
+    except ImportError as error:
+        settings.skip("the wrap of timm models", f"not installed ({error})")
         return
-    plain = timm.create_model("vit_small_patch16_224", num_classes=10).train()
-    x = torch.randn(4, 3, 224, 224)
+    plain = timm.create_model("vit_small_patch16_224", num_classes=10).train().to(settings.device)
+    x = torch.randn(4, 3, 224, 224, device=settings.device)
     before = kept_bytes(plain, x)
-    for name, settings in {"fixed": {}, "learnable": {"learnable": True}}.items():
-        wrapped = ndpos.timm.add_rope(copy.deepcopy(plain), **settings)
-        after = kept_bytes(wrapped, x)
-        limit = "  (at most 1.01)" if name == "fixed" else ""
-        print(f"{f'ViT-S/16, batch 4, {name}: bytes kept, wrapped / plain':<66} {after / before:8.4f}{limit}")
-    wrapped = ndpos.timm.add_rope(copy.deepcopy(plain))
-    seen = paired(lambda: wrapped(x).sum().backward(), lambda: plain(x).sum().backward(), pairs=pairs)
-    print(f"{'ViT-S/16, batch 4: a training step, wrapped / plain':<66} {seen.ratio:8.3f}")
-    with torch.inference_mode():
-        seen = paired(lambda: wrapped(x), lambda: plain(x), pairs=pairs)
-    print(f"{'ViT-S/16, batch 4: a forward, wrapped / plain':<66} {seen.ratio:8.3f}")
+    for name, learned in {"fixed": {}, "learnable": {"learnable": True}}.items():
+        model = ndpos.timm.add_rope(copy.deepcopy(plain), **learned)
+        share = kept_bytes(model, x) / before
+        bound = Bound(1.01) if name == "fixed" else None
+        yield Row("memory", "ViT-S/16, batch 4, bytes kept", f"add_rope, {name}", "plain", Ratio(*[share] * 3), bound)

@@ -100,7 +100,7 @@ def test_turning_block_by_block_changes_nothing(pairing, layout, block):
     how = turning(pairing, **how)
     whole = torch.empty_like(x)
     eager.turn_eager(x, cos, sin, how, whole)
-    limits = {"BLOCK": block, "LEAST": 1, "ROWS": 2}
+    limits = {"BLOCK": block, "LEAST": 64, "SHARE": 0}
     kept = {name: getattr(eager, name) for name in limits}
     try:
         for name, value in limits.items():
@@ -111,25 +111,6 @@ def test_turning_block_by_block_changes_nothing(pairing, layout, block):
         for name, value in kept.items():
             setattr(eager, name, value)
     close(cut, whole.double(), x.dtype)
-
-
-def test_what_is_turned_at_a_time_shrinks_with_what_is_held_beside_it():
-    x, (cos, _) = torch.empty(4, 16, 1000, 64, dtype=torch.bfloat16), tables(1000, 32)
-    how = Turning("half")
-    numbers_at_once, rows_at_once = [], []
-    for cuts in eager._blocks(x, cos, torch.float32, how, direct=False):
-        part = x
-        for dim, start, count in cuts:
-            part = part.narrow(dim, start, count)
-        numbers_at_once.append(part.numel())
-        rows_at_once.append(part.shape[-2])
-    assert sum(numbers_at_once) == x.numel()
-    held = 4 * (2 * max(numbers_at_once) + 3 * cos[: max(rows_at_once)].numel())
-    assert held <= x.nbytes / 8 * 1.05  # whole samples and tokens do not divide evenly
-    many = torch.empty(5000, 16, 64, 64)  # where one sample's tokens fill a block, samples are cut apart too
-    cuts = list(eager._blocks(many, tables(64, 32)[0], torch.float32, how, direct=True))
-    assert {len(cut) for cut in cuts} == {2}
-    assert sum(cut[0][2] * cut[1][2] for cut in cuts) == 5000 * 64
 
 
 @needs_compiler

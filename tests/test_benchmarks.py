@@ -1,5 +1,6 @@
 """The instrument of the benchmarks: intervals, memory, files and a whole small run. No time is judged here."""
 
+import dataclasses
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("tqdm", reason="the benchmarks need the demo's optional packages")
+import ndpos
 from tests.benchmarks import memory, report
 from tests.benchmarks.__main__ import measure
 from tests.benchmarks.paired import Clock, Ratio, Task, in_turn, interval, ratio
@@ -95,6 +97,19 @@ def test_memory_sees_a_planted_allocation_and_none_in_place():
     assert memory.beyond(lambda: copied(0.25), tables=x.nbytes // 8) == x.nbytes // 8
     one_at_a_time = memory.beyond(lambda: (copied(0.25), copied(0.25)))
     assert one_at_a_time == x.nbytes // 4  # what is given back before is not counted twice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_an_eager_rotation_holds_an_eighth_of_x_at_most_beside_its_result(pairing, heads, dtype):
+    rope = ndpos.RotaryEmbedding(ndpos.split(64, 1), pairing=pairing, backend="eager")
+    x = torch.zeros(2, 8, 6000, 64, dtype=dtype)
+    turn = rope.on_grid((6000,))
+    per_head = [part.expand(1, heads, 6000, 32).contiguous() for part in (turn.cos, turn.sin)]
+    turn = dataclasses.replace(turn, cos=per_head[0], sin=per_head[1])
+    assert memory.beyond(lambda: turn(x)) <= x.nbytes / 8
+    assert memory.beyond(lambda: turn(x, out=x), given=[x]) <= x.nbytes / 8
 
 
 def test_memory_sees_a_planted_allocation_in_a_backward():

@@ -1,4 +1,4 @@
-"""The rotation for eager mode on the CPU: few passes over ``x``, in blocks of tokens that stay in the cache.
+"""The rotation for eager mode on the CPU: few passes over ``x``, in blocks that stay in the cache.
 
 Written into a given tensor, so that nothing as large as ``x`` is made besides the result. Interleaved pairs are complex
 numbers already and turn as one product; halves take a product and two products added in place. Neither is for tracing
@@ -7,8 +7,8 @@ or exporting, where :mod:`ndpos.kernels.plain` stands.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,94 +17,128 @@ from ndpos.kernels.pairing import Turning, axis_blocks
 
 __all__ = ["turn_eager"]
 
-Cut = tuple[int, int, int]  # a dimension, the first index and how many
+Tables = tuple[Tensor, ...]
+Part = tuple[Tensor, Tensor, Tables]  # of x, of the result, and what turns it
 
-BLOCK = 2**18  # numbers that are turned at a time where they are passed over more than once: caches hold them
-LEAST = 2**15  # and never fewer: below it, PyTorch's own overhead is what costs
-SHARE = 1 / 8  # of the bytes of x: the most that is held beside x, the result and the tables, where LEAST allows it
-ROWS = 64  # tokens of a block before samples are cut apart too
+BLOCK = 2**18  # numbers that are passed over more than once before the next ones: caches hold them
+SHARE = 1 / 8  # of the bytes of x: what copies of a block and tables made ready may take together,
+LEAST = 5 * 2**18  # or so many bytes, an eighth of 10 MB: under that, more blocks would cost more than they save
 
 
 def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -> None:
-    """Write ``x`` turned into ``out``, which is ``x`` itself or does not overlap it."""
-    before, body, after = how.parted(x)
-    out_before, target, out_after = how.parted(out)
-    if out is not x:
-        if how.num_prefix:
+    """Write ``x`` turned into ``out``, which is ``x`` itself or does not overlap it.
+
+    ``cos`` and ``sin`` are in the dtype of the products, float32 or wider and not narrower than ``x``.
+    """
+    in_place, width = out is x, 2 * cos.shape[-1]
+    if x.ndim > 2 and x.stride(-3) < x.stride(-2):  # as it lies, so that blocks and their copies are contiguous
+        cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
+        x, out, how = x.transpose(-2, -3), out.transpose(-2, -3), how._replace(token_dim=-5 - how.token_dim)
+    if how.num_prefix or how.num_suffix:
+        before, x, after = how.parted(x)
+        out_before, out, out_after = how.parted(out)
+        if not in_place:
             out_before.copy_(before)
-        if how.num_suffix:
             out_after.copy_(after)
-    if not body.numel() or not cos.numel():
-        target.copy_(body)
+    if width < x.shape[-1]:
+        if not in_place:
+            out[..., width:].copy_(x[..., width:])
+        x, out = x[..., :width], out[..., :width]
+    if not x.numel():
         return
-    width = 2 * cos.shape[-1]
-    if out is not x and width < x.shape[-1]:
-        target[..., width:].copy_(body[..., width:])
-    body, target = body[..., :width], target[..., :width]
-    exact = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
-    turn_block = _turn_interleaved if how.pairing == "interleaved" else _turn_halves
-    direct = x.dtype == exact and (_complex_views(body, target) if how.pairing == "interleaved" else out is not x)
-    for where in _blocks(body, cos, exact, how, direct):
-        block, into, c, s = body, target, cos, sin
-        for dim, start, count in where:
-            block, into = block.narrow(dim, start, count), into.narrow(dim, start, count)
-            if c.ndim >= -dim and c.shape[dim] > 1:
-                c, s = c.narrow(dim, start, count), s.narrow(dim, start, count)
-        turn_block(block, c.to(exact), s.to(exact), how, into, direct)
-
-
-def _turn_interleaved(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor, direct: bool) -> None:
-    turns = torch.complex(cos, -sin if how.inverse else sin)
-    if direct:
-        torch.mul(_as_complex(x), turns, out=_as_complex(out))
+    budget = max(LEAST, int(SHARE * x.nbytes)) if x.is_cpu else x.nbytes * 16
+    if how.pairing == "interleaved":
+        _turn_interleaved(x, out, cos, sin, how, budget)
     else:
-        exact = _exact_copy(x, cos)
-        _as_complex(exact).mul_(turns)
-        out.copy_(exact)
+        _turn_halves(x, out, cos, sin, how, budget, in_place)
 
 
-def _turn_halves(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor, direct: bool) -> None:
-    source = x if direct else _exact_copy(x, cos)
-    result = out if out.dtype == cos.dtype else torch.empty_like(source)
+def _turn_interleaved(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning, budget: int) -> None:
+    direct = x.dtype == cos.dtype and _complex_views(x, out)
+    buffer = None if direct else _buffer(x, cos, budget - min(2 * cos.nbytes, budget // 2))
+    for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
+        turns = torch.complex(c, s)
+        turns = turns.conj_physical_() if how.inverse else turns
+        if buffer is None:
+            torch.mul(_as_complex(part), turns, out=_as_complex(into))
+            continue
+        for block, block_into, (its,) in _cuts(part, into, (turns,), buffer.numel()):
+            exact = buffer[: block.numel()].view(block.shape).copy_(block)
+            _as_complex(exact).mul_(its)
+            block_into.copy_(exact)
+
+
+def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning, budget: int, in_place: bool) -> None:
+    counts, halves = _widths(how, cos.shape[-1])
     sign = -1 if how.inverse else 1
-    blocks = axis_blocks(how.pairing, how.blocks, cos.shape[-1])
-    # One product over all channels takes half the time of one for each half, whose rows are short.
-    both = [cos[..., start : start + count] for start, count in blocks for _ in range(2)]
-    torch.mul(source, torch.cat(both, dim=-1), out=result)
-    for start, count in blocks:
-        first, second = slice(2 * start, 2 * start + count), slice(2 * start + count, 2 * (start + count))
-        s = sin[..., start : start + count]
-        result[..., first].addcmul_(source[..., second], s, value=-sign)
-        result[..., second].addcmul_(source[..., first], s, value=sign)
-    if result is not out:
-        out.copy_(result)
+    copies = 2 if x.dtype != cos.dtype else 1 if in_place else 0
+    buffers = [_buffer(x, cos, (budget - min(2 * cos.nbytes, budget // 2)) // copies) for _ in range(copies)]
+    most = buffers[0].numel() if buffers else BLOCK
+    for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
+        # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows.
+        doubled = torch.cat([piece for piece in _pieces(c, counts) for _ in range(2)], dim=-1)
+        for block, result, (its_cos, its_sin) in _cuts(part, into, (doubled, s), most):
+            exact = [buffer[: block.numel()].view(block.shape) for buffer in buffers]
+            source = exact[0].copy_(block) if copies else block
+            turned = exact[1] if copies == 2 else result
+            torch.mul(source, its_cos, out=turned)
+            sources, results = _pieces(source, halves), _pieces(turned, halves)
+            for place, its in enumerate(_pieces(its_sin, counts)):
+                results[2 * place].addcmul_(sources[2 * place + 1], its, value=-sign)
+                results[2 * place + 1].addcmul_(sources[2 * place], its, value=sign)
+            if turned is not result:
+                result.copy_(turned)
 
 
-def _blocks(x: Tensor, cos: Tensor, exact: torch.dtype, how: Turning, direct: bool) -> Iterator[tuple[Cut, ...]]:
-    """The parts of ``x`` that are turned one after the other, few enough to be fast and many enough to hold little."""
-    size, tokens, samples = x.numel(), x.shape[how.token_dim], x.shape[0]
-    copies = 0 if direct else 1 if how.pairing == "interleaved" or x.dtype == exact else 2
-    held = exact.itemsize * (3 * cos.numel() + copies * size)
-    passes_twice = copies > 0 or how.pairing != "interleaved"
-    count = max(held / (SHARE * x.element_size() * size), size / BLOCK if passes_twice else 1)
-    count = math.ceil(min(count, size / LEAST)) if size else 0
-    if count <= 1 or not x.is_cpu:
-        yield ()
+@lru_cache(maxsize=256)
+def _widths(how: Turning, pairs: int) -> tuple[list[int], list[int]]:
+    """Pairs of each block of halves, and the channels of every half."""
+    counts = [count for _, count in axis_blocks(how.pairing, how.blocks, pairs)]
+    return counts, [count for count in counts for _ in range(2)]
+
+
+def _pieces(x: Tensor, widths: list[int]) -> Sequence[Tensor]:
+    return (x,) if len(widths) == 1 else torch.split_with_sizes(x, widths, -1)
+
+
+def _buffer(x: Tensor, cos: Tensor, most_bytes: int) -> Tensor:
+    """For blocks of ``x`` in the dtype of the tables; made once, since the system hands out new pages slowly."""
+    size = min(x.numel(), BLOCK if x.is_cpu else x.numel(), most_bytes // cos.itemsize)
+    return torch.empty(max(size, x.shape[-1]), dtype=cos.dtype, device=x.device)
+
+
+def _by_tokens(x: Tensor, out: Tensor, tables: Tables, how: Turning, most_bytes: int) -> Iterator[Part]:
+    """All tokens at once; fewer where tables made ready for them would take more than ``most_bytes``.
+
+    Those of the tokens before are still held when the next are made, hence the half.
+    """
+    tokens, made_ready = x.shape[how.token_dim], 2 * tables[0].nbytes
+    if made_ready <= most_bytes or tokens == 1:
+        yield x, out, tables
+    else:
+        yield from _cut(x, out, tables, how.token_dim, max(1, tokens * most_bytes // (2 * made_ready)))
+
+
+def _cuts(x: Tensor, out: Tensor, tables: Tables, most: int) -> Iterator[Part]:
+    """Parts of at most ``most`` numbers, cut where they lie furthest apart."""
+    if x.numel() <= most:
+        yield x, out, tables
         return
-    rows = max(math.ceil(tokens / count), min(tokens, ROWS))
-    groups = math.ceil(count * rows / tokens)
-    token_starts = range(0, tokens, rows)
-    if groups == 1 or x.ndim + how.token_dim == 0:
-        yield from (((how.token_dim, start, min(rows, tokens - start)),) for start in token_starts)
+    strides = [stride if size > 1 else -1 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+    if max(strides, default=-1) < 0:
+        yield x, out, tables
         return
-    each = math.ceil(samples / groups)
-    for first in range(0, samples, each):
-        for start in token_starts:
-            yield (-x.ndim, first, min(each, samples - first)), (how.token_dim, start, min(rows, tokens - start))
+    dim = strides.index(max(strides)) - x.ndim
+    for part, into, their in _cut(x, out, tables, dim, max(1, most * x.shape[dim] // x.numel())):
+        yield from _cuts(part, into, their, most)
 
 
-def _exact_copy(x: Tensor, cos: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=cos.dtype, device=x.device).copy_(x)
+def _cut(x: Tensor, out: Tensor, tables: Tables, dim: int, count: int) -> Iterator[Part]:
+    shared = tables[0].ndim < -dim or tables[0].shape[dim] == 1
+    for start in range(0, x.shape[dim], count):
+        here = min(count, x.shape[dim] - start)
+        its = tables if shared else tuple(table.narrow(dim, start, here) for table in tables)
+        yield x.narrow(dim, start, here), out.narrow(dim, start, here), its
 
 
 def _complex_views(*tensors: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ndpos.kernels.pairing import Turning
-from ndpos.kernels.turning import table_gradients, turn_now
+from ndpos.kernels.turning import exact_tables, table_gradients, turn_now
 
 __all__: list[str] = []
 
@@ -28,7 +28,7 @@ def _how(settings: tuple[Any, ...]) -> Turning:
 
 @torch.library.impl(LIBRARY, "turn", "CompositeExplicitAutograd")
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, *settings: Any) -> Tensor:
-    return turn_now((x,), cos, sin, _how(settings[:-1]), settings[-1])[0]
+    return turn_now((x,), *exact_tables(x, cos, sin), _how(settings[:-1]), settings[-1])[0]
 
 
 @torch.library.register_fake(NAME, lib=LIBRARY)  # type: ignore[untyped-decorator]

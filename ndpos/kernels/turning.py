@@ -15,7 +15,7 @@ from ndpos.kernels.eager import turn_eager
 from ndpos.kernels.pairing import Source, Turning, axis_blocks
 from ndpos.kernels.plain import turn_plain
 
-__all__ = ["table_gradients", "turn_all", "turn_now"]
+__all__ = ["exact_tables", "table_gradients", "turn_all", "turn_now"]
 
 CALLER = "ndpos.Rotation"
 
@@ -40,12 +40,19 @@ def turn_all(
         else:
             turned = tuple(turn_plain(x, cos, sin, how) for x in xs)
         return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
-    exact = torch.promote_types(torch.promote_types(xs[0].dtype, cos.dtype), torch.float32)
     # Before autograd keeps them: tables cast by a hook (FSDP's) then change nothing that a checkpoint compares.
-    cos, sin = cos.to(exact), sin.to(exact)
+    cos, sin = exact_tables(xs[0], cos, sin)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*xs, cos, sin)):
         return cast("tuple[Tensor, ...]", _Turned.apply(how, backend, source, cos, sin, *xs))
     return turn_now(xs, cos, sin, how, backend, outs, source)
+
+
+def exact_tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """``cos`` and ``sin`` in the dtype of the products: float32, or wider if they or ``x`` are."""
+    if cos.dtype == sin.dtype == torch.float32 and x.dtype != torch.float64:  # nearly always; promotion takes its time
+        return cos, sin
+    exact = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
+    return cos.to(exact), sin.to(exact)
 
 
 def _own_kernels(device: torch.device, tensors: Sequence[Tensor]) -> bool:
@@ -56,11 +63,11 @@ def _own_kernels(device: torch.device, tensors: Sequence[Tensor]) -> bool:
     return (
         not torch.compiler.is_compiling()
         and device.type in ("cpu", "cuda")
-        and all(type(tensor) is Tensor or type(tensor) is torch.nn.Parameter for tensor in tensors)
+        and set(map(type, tensors)) <= {Tensor, torch.nn.Parameter}
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and forward_ad._current_level < 0
-        and not any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
+        and not any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
     )
 
 

@@ -92,6 +92,7 @@ def test_memory_sees_a_planted_allocation_and_none_in_place():
     assert memory.beyond(lambda: x.mul_(2), given=[x]) == 0
     out = torch.empty_like(x)
     assert memory.beyond(lambda: torch.mul(x, 2, out=out), given=[x, out]) == 0
+    assert memory.beyond(lambda: x.mul_(torch.ones(x.numel() // 4)[0]), given=[x]) == x.nbytes // 4
     assert memory.beyond(lambda: x.clone()) == 0
     assert memory.beyond(lambda: copied(0.25)) == x.nbytes // 4
     assert memory.beyond(lambda: copied(0.25), tables=x.nbytes // 8) == x.nbytes // 8

@@ -4,6 +4,7 @@ Checks are named ``check_`` here, since the interpreter is chosen before the ker
 in a second process. ``test_gpu.py`` runs the same ones on a GPU.
 """
 
+import dataclasses
 import math
 import os
 import re
@@ -17,6 +18,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import ndpos
 from ndpos.kernels import PAIRINGS
 
 every_pairing = pytest.mark.parametrize("pairing", PAIRINGS)
@@ -358,6 +360,67 @@ def check_offsets_past_31_bits(device, monkeypatch):
         table.copy_(cos.reshape(sizes))
         got = turn([x], table, table, "half", None)[0]
         assert_same(got, expected(x, cos.reshape(sizes), cos.reshape(sizes), "half"), sizes)
+
+
+def front_door(device, **parts):
+    """The same rotation by the kernel and in eager mode, where the first one knows the rows of each axis."""
+    rope = ndpos.RotaryEmbedding(ndpos.AxisSplit((4, 6), dim=12), backend="triton", **parts)
+    turn = rope.on_grid((3, 4), device=device, num_prefix=1)
+    return turn, dataclasses.replace(turn, backend="eager")
+
+
+def check_a_rotation_reads_the_rows_of_its_axes_and_has_the_gradients_of_eager_mode(device):
+    turn, eager = front_door(device, learnable=True)
+    assert turn.source_cos.shape == (1, 3 + 4, 5)
+    results = []
+    for each in (turn, eager):
+        q, k = (numbers(2, heads, 13, 12, device=device).requires_grad_() for heads in (4, 2))
+        turned = each.both(q, k)
+        above = [numbers(*one.shape, seed=7, device=device) for one in turned]
+        frequencies = [one.grad_fn for one in (each.cos, each.sin)]
+        assert all(frequencies)
+        gradients = torch.autograd.grad(turned, (q, k, each.cos, each.sin), above, retain_graph=True)
+        results.append((*turned, *gradients))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    wrong = dataclasses.replace(turn, source_cos=torch.zeros_like(turn.source_cos), source_sin=turn.source_sin * 0)
+    with torch.no_grad():
+        assert not wrong(numbers(2, 4, 13, 12, device=device))[:, :, 1:, :10].any()  # the rows are what is read
+
+
+def check_what_changes_a_rotation_changes_what_the_kernel_reads(device):
+    turn, _ = front_door(device)
+    x = numbers(2, 4, 13, 12, device=device)
+    index = torch.tensor([7, 0, 7, 11, 3], device=device)
+    changed = {
+        "inverse": turn.inverse(),
+        "amplitude": dataclasses.replace(turn, amplitude=torch.full((5,), 2.0, device=device)),
+        "taken": turn.take(index),
+        "taken twice": turn.take(index).take(index[index < 5]),
+        "sliced": turn[2:9],
+        "batched": turn.take(torch.stack((index, index.flip(0)))),
+        "keys": dataclasses.replace(turn, key_phase=torch.linspace(0, 1, 5, device=device)),
+    }
+    for name, each in changed.items():
+        eager = dataclasses.replace(
+            each, backend="eager", source_cos=None, source_sin=None, source_rows=None, lattice=None
+        )
+        part = x[:, :, : 1 + each.cos.shape[-2]]
+        torch.testing.assert_close(each.keys(part), eager.keys(part), msg=name)
+        torch.testing.assert_close(each(part), eager(part), msg=name)
+    assert changed["taken"].source_rows is not None
+    assert changed["amplitude"]._source(-2) is not None  # kept, and not read where the tables are others
+
+
+def check_a_pack_is_read_by_its_cumulative_lengths(device):
+    rope = ndpos.RotaryEmbedding(ndpos.split(8, 1), backend="triton")
+    turn = rope.on_grid((5,), device=device).packed(torch.tensor([0, 3, 3, 8, 9], device=device), 9)
+    assert turn.source_cos.shape[-2] == 5
+    assert turn.source_rows.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 0]
+    q, k = numbers(9, 4, 8, device=device), numbers(9, 2, 8, device=device)
+    eager = dataclasses.replace(turn, backend="eager")
+    for got, expected in zip(turn.both(q, k, token_dim=-3), eager.both(q, k, token_dim=-3), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def check_a_refusal_names_the_rule_what_was_seen_and_a_cure(device):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ndpos.kernels.pairing import Turning, axis_blocks
 
-__all__ = ["turn_eager"]
+__all__ = ["side_by_side", "turn_eager"]
 
 Tables = tuple[Tensor, ...]
 Part = tuple[Tensor, Tensor, Tables]  # of x, of the result, and what turns it
@@ -57,8 +57,8 @@ def _turn_interleaved(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Tur
     direct = x.dtype == cos.dtype and _complex_views(x, out)
     buffer = None if direct else _buffer(x, cos, budget - min(2 * cos.nbytes, budget // 2))
     for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
-        turns = torch.complex(c, s)
-        turns = turns.conj_physical_() if how.inverse else turns
+        turns = _complex(c, s)
+        turns = turns.conj() if how.inverse else turns
         if buffer is None:
             torch.mul(_as_complex(part), turns, out=_as_complex(into))
             continue
@@ -75,14 +75,21 @@ def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning,
     buffers = [_buffer(x, cos, (budget - min(2 * cos.nbytes, budget // 2)) // copies) for _ in range(copies)]
     most = buffers[0].numel() if buffers else BLOCK
     for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
-        # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows.
-        doubled = torch.cat([piece for piece in _pieces(c, counts) for _ in range(2)], dim=-1)
-        for block, result, (its_cos, its_sin) in _cuts(part, into, (doubled, s), most):
+        # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows. Not
+        # worth its making where it turns little more than itself: angles per head and sample.
+        doubles = 4 * c.numel() <= part.numel()
+        cosines = torch.cat([piece for piece in _pieces(c, counts) for _ in range(2)], dim=-1) if doubles else c
+        for block, result, (its_cos, its_sin) in _cuts(part, into, (cosines, s), most):
             exact = [buffer[: block.numel()].view(block.shape) for buffer in buffers]
             source = exact[0].copy_(block) if copies else block
             turned = exact[1] if copies == 2 else result
-            torch.mul(source, its_cos, out=turned)
             sources, results = _pieces(source, halves), _pieces(turned, halves)
+            if doubles:
+                torch.mul(source, its_cos, out=turned)
+            else:
+                for place, its in enumerate(_pieces(its_cos, counts)):
+                    torch.mul(sources[2 * place], its, out=results[2 * place])
+                    torch.mul(sources[2 * place + 1], its, out=results[2 * place + 1])
             for place, its in enumerate(_pieces(its_sin, counts)):
                 results[2 * place].addcmul_(sources[2 * place + 1], its, value=-sign)
                 results[2 * place + 1].addcmul_(sources[2 * place], its, value=sign)
@@ -139,6 +146,19 @@ def _cut(x: Tensor, out: Tensor, tables: Tables, dim: int, count: int) -> Iterat
         here = min(count, x.shape[dim] - start)
         its = tables if shared else tuple(table.narrow(dim, start, here) for table in tables)
         yield x.narrow(dim, start, here), out.narrow(dim, start, here), its
+
+
+def side_by_side(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers side by side in memory, so that they turn interleaved pairs as they lie."""
+    both = torch.stack((cos, sin), dim=-1)
+    return both[..., 0], both[..., 1]
+
+
+def _complex(cos: Tensor, sin: Tensor) -> Tensor:
+    """``cos + i sin``: where they lie if :func:`side_by_side` laid them there, else made."""
+    if cos.stride() == sin.stride() and cos.stride(-1) == 2 and sin.data_ptr() - cos.data_ptr() == cos.element_size():
+        return torch.view_as_complex(cos.as_strided((*cos.shape, 2), (*cos.stride(), 1)))
+    return torch.complex(cos, sin)
 
 
 def _complex_views(*tensors: Tensor) -> bool:

@@ -227,11 +227,11 @@ def test_checkpointed_blocks_have_the_same_gradients_in_another_thread_too():
 
 
 def test_a_bfloat16_model_turns_by_float32_tables(monkeypatch):
-    seen, turned = [], ndpos.Rotation.__call__
+    seen, turned = [], ndpos.Rotation.both
     monkeypatch.setattr(
         ndpos.Rotation,
-        "__call__",
-        lambda turn, q, **settings: seen.append((turn.cos, q)) or turned(turn, q, **settings),
+        "both",
+        lambda turn, q, k, **settings: seen.append((turn.cos, q)) or turned(turn, q, k, **settings),
     )
     model, x = ndpos.timm.add_rope(vit()), images(2, 3)
     assert copy.deepcopy(model).bfloat16()(x.bfloat16()).dtype == torch.bfloat16

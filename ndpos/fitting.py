@@ -103,7 +103,9 @@ def check_outs(
                 f"{caller}: out is expanded, several of its tokens or heads are one place in memory: shape "
                 f"{tuple(out.shape)}, strides {out.stride()}. Give a tensor of its own: out.contiguous()."
             )
-        checked.append(x if _same_place(x, out) else out)
+        checked.append(x if not torch.compiler.is_compiling() and _same_place(x, out) else out)
+    if torch.compiler.is_compiling():  # a graph has no addresses, and turns into a tensor of its own first
+        return tuple(checked)
     for place, out in enumerate(checked):
         rest = [x for where, x in enumerate(xs) if where != place or x is not out]
         for other in (*rest, *others, *checked[:place]):
@@ -116,7 +118,9 @@ def check_outs(
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.data_ptr() == other.data_ptr() and one.stride() == other.stride())
+    if one is other or not one.numel():
+        return one is other
+    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def _apart(one: Tensor, other: Tensor) -> bool:
@@ -126,10 +130,13 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     first, second = sorted(((each.storage_offset(), _span(each), each) for each in (one, other)), key=lambda e: e[0])
     if first[0] + first[1] <= second[0]:
         return True
-    # Slices of a packed qkv: the same strides, each within its own part of the largest gap that holds it.
-    gap = second[0] - first[0]
-    return first[2].stride() == second[2].stride() and any(
-        gap >= _span(first[2], below) and gap + _span(second[2], below) <= below for below in first[2].stride()
+    # Slices of a packed qkv: the same strides, each in its own part of a stride that wider ones are multiples of.
+    gap, strides = second[0] - first[0], first[2].stride()
+    return strides == second[2].stride() and any(
+        gap >= _span(first[2], below)
+        and gap + _span(second[2], below) <= below
+        and not any(stride % below for stride in strides if stride > below)
+        for below in strides
     )
 
 

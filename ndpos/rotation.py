@@ -103,6 +103,8 @@ class Rotation(Picked):
             q, k = self._turn("ndpos.Rotation.both", (q, k), self._tables(), token_dim, out)
             return q, k
         of_q, of_k = (None, None) if out is None else out
+        if out is not None:  # before the first is written: it may be where the second is read
+            check_outs("ndpos.Rotation.both", (q, k), out, [part for _, part in self._parts()])
         return self(q, token_dim=token_dim, out=of_q), self.keys(k, token_dim=token_dim, out=of_k)
 
     def inverse(self) -> Rotation:
@@ -165,7 +167,7 @@ class Rotation(Picked):
                 caller,
                 x,
                 token_dim,
-                self.cos.shape,
+                tables[0].shape,
                 head_dim=self.head_dim,
                 num_prefix=self.num_prefix,
                 num_suffix=self.num_suffix,
@@ -178,7 +180,7 @@ class Rotation(Picked):
                     f"rope(coords.to(x.device)), or on_grid(..., device=x.device)."
                 )
         if outs is not None:
-            outs = check_outs(caller, xs, outs, tables)
+            outs = check_outs(caller, xs, outs, (*tables, *(part for _, part in self._parts())))
         blocks = check_blocks(caller, self.pairing, self.blocks, self.cos.shape[-1])
         how = Turning(self.pairing, blocks, from_end, self.num_prefix, self.num_suffix)
         cos, sin = _beside(tables[0], from_end), _beside(tables[1], from_end)

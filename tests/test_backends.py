@@ -126,8 +126,10 @@ def test_turning_block_by_block_changes_nothing(pairing, layout, block):
     ],
     ids=str,
 )
-def test_the_compiled_way_is_the_formula_and_new_sizes_compile_nothing_anew(pairing, dtype, token_dim, heads, prefix):
-    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+def test_the_compiled_way_is_the_formula_and_sizes_past_the_second_compile_nothing(
+    pairing, dtype, token_dim, heads, prefix
+):
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
         for samples, tokens in ((2, 6), (3, 9), (5, 7)):
             made = numbers(samples, tokens + prefix, 3, 4, 13, dtype=dtype)
             x = made[:, :, 1] if token_dim == -3 else made[:, :, 1].transpose(1, 2).contiguous()
@@ -211,6 +213,8 @@ def test_twice_backward_forward_mode_and_transforms_go_through(pairing):
 
     leaves = [leaf.requires_grad_() for leaf in (x, cos, sin)]
     assert torch.autograd.gradcheck(turned, leaves, check_forward_ad=True, check_batched_grad=True)
+    whole = numbers(2, 3, 10).requires_grad_()  # no channel is left over
+    assert torch.autograd.gradcheck(turned, (whole, cos, sin), check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(turned, leaves, check_fwd_over_rev=True)
     with torch.no_grad():
         x, cos, sin = (leaf.detach() for leaf in leaves)
@@ -294,6 +298,62 @@ def test_both_turns_queries_and_fewer_keys_and_autograd_follows_each(backend):
         expected = numbers(2, 2, 6, 8, dtype=torch.float32).requires_grad_()
         turn.keys(expected).sum().backward()
         torch.testing.assert_close(k.grad, expected.grad)
+
+
+def test_tables_in_any_place_of_memory_turn_the_same_way():
+    x, angles = numbers(2, 3, 5, 8, dtype=torch.float32), 9 * numbers(1, 5, 4, dtype=torch.float32)
+    polar = torch.polar(torch.ones_like(angles), angles)
+    odd_rows, odd_start = numbers(1, 5, 9, dtype=torch.float32), numbers(1, 5, 10, dtype=torch.float32)
+    places = {
+        "side by side": (polar.real, polar.imag),
+        "of a conjugate": (polar.conj().real, polar.conj().imag),
+        "an odd number apart": (odd_rows[..., :-1:2], odd_rows[..., 1::2]),
+        "from an odd place on": (odd_start[..., 1:9:2], odd_start[..., 2:10:2]),
+    }
+    for name, (cos, sin) in places.items():
+        for pairing in ("interleaved", "half"):
+            turned = ndpos.Rotation(cos, sin, pairing)(x)
+            expected = exactly(x, cos.clone(), sin.clone(), Turning(pairing))
+            torch.testing.assert_close(turned.double(), expected, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_what_is_turned_by_tables_of_its_own_is_checked_before_anything_is_written():
+    q, k = numbers(2, 3, 5, 8, dtype=torch.float32), numbers(2, 3, 5, 8, seed=1, dtype=torch.float32)
+    turn = ndpos.Rotation(*tables(1, 5, 4), "half", key_phase=torch.tensor([0.5, 1.0, 2.0, 3.0]))
+    same, before = torch.empty_like(q), k.clone()
+    for out in ((k, q), (same, same), (k, same)):
+        with pytest.raises(ValueError, match="overlaps another tensor"):
+            turn.both(q, k, out=out)
+    assert torch.equal(k, before)
+    expected = turn(q.clone()), turn.keys(k.clone())
+    for got, wanted in zip(turn.both(q, k, out=(q, k)), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    per_head = dataclasses.replace(turn, key_phase=numbers(4, 1, 4, dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"batch and heads of the rotation are \(4,\), of x \(1,\)"):
+        per_head.keys(k[:, :1])
+    basis = torch.eye(8, requires_grad=True)
+    with pytest.raises(ValueError, match="out= is for inference"):
+        dataclasses.replace(turn, key_phase=None, basis=basis)(q, out=same)
+    b = torch.zeros(64)
+    x, crossing = b.as_strided((1, 2, 2, 2), (30, 7, 4, 1)), b.as_strided((1, 2, 2, 2), (30, 7, 4, 1), 2)
+    with pytest.raises(ValueError, match="overlaps another tensor"):
+        ndpos.Rotation(*tables(1, 2, 1), "half")(x, out=crossing)
+    empty = torch.empty(2, 3, 5, 8)[:0]
+    assert dataclasses.replace(turn, key_phase=None)(q[:0], out=empty) is empty
+
+
+def test_an_out_in_a_compiled_function_is_written_and_returned():
+    turn, q = ndpos.RotaryEmbedding(ndpos.split(8, 2)).on_grid((2, 3)), numbers(2, 3, 6, 8, dtype=torch.float32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def turned(q, out):
+        return turn(q, out=out)
+
+    out, expected = torch.empty_like(q), turn(q)
+    torch.testing.assert_close(turned(q, out), expected)
+    torch.testing.assert_close(out, expected)
+    turned(q, q)
+    torch.testing.assert_close(q, expected)
 
 
 def test_a_pack_of_sequences_is_each_of_them_turned_alone():

@@ -17,7 +17,7 @@ __all__ = ["compiler_missing", "turn_compiled"]
 
 
 def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor | None = None) -> Tensor:
-    """``x`` turned; compiled anew for another pairing, head_dim, dtype or kind of layout, not for other sizes.
+    """``x`` turned; compiled for the first sizes, once more for all others, and for another pairing, head_dim or dtype.
 
     The result has the strides of ``torch.empty_like(x)``, or is ``out``.
     """
@@ -44,7 +44,7 @@ def _fused(how: Turning, head_dim: int, pairs: int, kind: tuple[Any, ...]) -> Ca
     in_place = kind[0]
 
     def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
-        # Channels are known, so that the loop over them is; all other sizes are left open.
+        # Channels are known even where other sizes are open, so that the loop over them is.
         torch._check(x.shape[-1] == head_dim)
         torch._check(cos.shape[-1] == pairs)
         turned = turn_plain(x, cos, sin, how)
@@ -54,7 +54,8 @@ def _fused(how: Turning, head_dim: int, pairs: int, kind: tuple[Any, ...]) -> Ca
 
     # Graphs are counted by code object, and past eight of them PyTorch stops compiling: each setting gets its own.
     own = types.FunctionType(fused.__code__.replace(), globals(), fused.__name__, fused.__defaults__, fused.__closure__)
-    return cast("Callable[..., Tensor]", torch.compile(own, dynamic=True))
+    # Sizes are open from the second ones on: loops over known ones took half the time for interleaved pairs.
+    return cast("Callable[..., Tensor]", torch.compile(own))
 
 
 def compiler_missing(device: torch.device) -> str:

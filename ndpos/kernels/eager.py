@@ -156,7 +156,10 @@ def side_by_side(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 def _complex(cos: Tensor, sin: Tensor) -> Tensor:
     """``cos + i sin``: where they lie if :func:`side_by_side` laid them there, else made."""
-    if cos.stride() == sin.stride() and cos.stride(-1) == 2 and sin.data_ptr() - cos.data_ptr() == cos.element_size():
+    beside = sin.data_ptr() - cos.data_ptr() == cos.element_size() and cos.stride() == sin.stride()
+    even = not cos.storage_offset() % 2 and not any(stride % 2 for stride in cos.stride())
+    # A lazily negated part (of a conjugate) has its sign elsewhere than in memory.
+    if beside and even and cos.stride(-1) == 2 and not cos.is_neg() and not sin.is_neg():
         return torch.view_as_complex(cos.as_strided((*cos.shape, 2), (*cos.stride(), 1)))
     return torch.complex(cos, sin)
 

@@ -41,15 +41,20 @@ def turn_pairs(
     exact = torch.promote_types(torch.promote_types(x.dtype, cos.dtype), torch.float32)
     cos, sin = cos.to(exact), sin.to(exact)
     pairs = cos.shape[-1]
+    turning = x if x.shape[-1] == 2 * pairs else x[..., : 2 * pairs]
     if pairing == "interleaved":
-        a, b = x[..., : 2 * pairs].reshape(*x.shape[:-1], pairs, 2).unbind(-1)
+        a, b = turning.reshape(*x.shape[:-1], pairs, 2).unbind(-1)
         turned = [torch.stack(_turned(a, b, cos, sin, kept), dim=-1).reshape(*x.shape[:-1], 2 * pairs)]
     else:
-        turned = []
-        for start, count in axis_blocks(pairing, blocks, pairs):
-            a = x[..., 2 * start : 2 * start + count]
-            b = x[..., 2 * start + count : 2 * (start + count)]
-            turned += _turned(a, b, cos[..., start : start + count], sin[..., start : start + count], kept)
+        counts = [count for _, count in axis_blocks(pairing, blocks, pairs)]
+        # Split, not sliced: the gradient of a slice is a tensor of zeros as large as x with the slice in it.
+        halves = torch.split(turning, [count for count in counts for _ in range(2)], dim=-1)
+        tables = zip(torch.split(cos, counts, dim=-1), torch.split(sin, counts, dim=-1), strict=True)
+        turned = [
+            each
+            for a, b, (c, s) in zip(halves[::2], halves[1::2], tables, strict=True)
+            for each in _turned(a, b, c, s, kept)
+        ]
     # An empty rest is left out: zero-size pieces upset tracers and exporters.
     parts = [*turned, x[..., 2 * pairs :]] if x.shape[-1] > 2 * pairs else turned
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

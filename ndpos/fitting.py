@@ -162,9 +162,6 @@ class _Shapes(NamedTuple):
             f"num_prefix {self.num_prefix}, num_suffix {self.num_suffix}\n  "
         )
 
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
 
 def check_floating(caller: str, x: Tensor) -> None:
     """Raise unless ``x`` is a tensor that can be turned."""

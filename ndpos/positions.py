@@ -39,12 +39,9 @@ def exact_dtype(device: torch.device | str | None) -> torch.dtype:
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast, which lowers float32 products and, on the CPU, refuses to join float16 tensors."""
-    return torch.autocast(device.type, enabled=False) if autocasts(device) else nullcontext()
-
-
-def autocasts(device: torch.device) -> bool:
-    """Whether autocast is on for ``device``, which for meta tensors cannot be asked."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def axis_coords(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ndpos.fitting import check_fit, check_outs
 from ndpos.kernels import Backend, Lattice, Pairing, Source, Turning, check_backend, check_blocks, turn_all
 from ndpos.picking import PARTS, Picked
-from ndpos.positions import autocasts, outside_autocast
+from ndpos.positions import outside_autocast
 from ndpos.sizes import refuse_tracing
 
 __all__ = ["Rotation"]
@@ -185,12 +185,9 @@ class Rotation(Picked):
         how = Turning(self.pairing, blocks, from_end, self.num_prefix, self.num_suffix)
         cos, sin = _beside(tables[0], from_end), _beside(tables[1], from_end)
         source = self._source(from_end) if self.source_cos is not None and tables[0] is self.cos else None
-        if self.basis is None:
-            if not autocasts(xs[0].device):  # asked first: to enter a context takes its time
-                return turn_all(xs, cos, sin, how, self.backend, outs, source)
-            with outside_autocast(xs[0].device):
-                return turn_all(xs, cos, sin, how, self.backend, outs, source)
         with outside_autocast(xs[0].device):
+            if self.basis is None:
+                return turn_all(xs, cos, sin, how, self.backend, outs, source)
             turned = tuple(self._turn_in_basis(x, cos, sin, how) for x in xs)
         return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
 

@@ -69,7 +69,7 @@ def check_backend(caller: str, backend: str | None) -> None:
 def choose(caller: str, backend: str | None, device: torch.device) -> str:
     """The backend that turns tensors of ``device``, by name or by itself."""
     if backend is None:
-        return "triton" if device.type == "cuda" and not _triton_missing() else "eager"
+        return "triton" if device.type == "cuda" and _triton_installed() else "eager"
     if backend == "triton":
         missing = _triton_missing() or ("" if device.type == "cuda" or _interpreted() else f"x is on {device}")
         if missing:
@@ -98,9 +98,14 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+@lru_cache(maxsize=1)
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None  # searches the path: not for every tensor anew
+
+
 def _triton_missing() -> str:
     """Why the Triton kernel cannot run; empty if it can."""
-    if importlib.util.find_spec("triton") is None:
+    if not _triton_installed():
         return "triton is not installed (it comes with torch for Linux)"
     if _interpreted() or torch.cuda.is_available():
         return ""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ndpos.kernels.pairing import Turning
+from ndpos.kernels.pairing import Turning, as_it_lies
 from ndpos.kernels.plain import turn_plain
 
 __all__ = ["compiler_missing", "turn_compiled"]
@@ -21,12 +21,11 @@ def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor
 
     The result has the strides of ``torch.empty_like(x)``, or is ``out``.
     """
-    if x.ndim > 2 and x.stride(-3) < x.stride(-2):  # as it lies, so that the result lies so without another pass
-        cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
-        how = how._replace(token_dim=-5 - how.token_dim)
+    swapped = as_it_lies(x, cos, sin, how)
+    if swapped is not None:  # so that the result lies so without another pass
         across = x.transpose(-2, -3)
         into = None if out is None else across if out is x else out.transpose(-2, -3)
-        turned = turn_compiled(across, cos, sin, how, into).transpose(-2, -3)
+        turned = turn_compiled(across, *swapped, into).transpose(-2, -3)
         return turned if out is None else out
     # What PyTorch would compile anew for is part of the key, and autograd stands outside, since each state is a graph.
     inputs = [tensor.detach() for tensor in (x, cos, sin, *(() if out is None or out is x else (out,)))]

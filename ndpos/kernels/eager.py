@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ndpos.kernels.pairing import Turning, axis_blocks
+from ndpos.kernels.pairing import Turning, as_it_lies, axis_blocks
 
 __all__ = ["side_by_side", "turn_eager"]
 
@@ -31,9 +31,9 @@ def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -
     ``cos`` and ``sin`` are in the dtype of the products, float32 or wider and not narrower than ``x``.
     """
     in_place, width = out is x, 2 * cos.shape[-1]
-    if x.ndim > 2 and x.stride(-3) < x.stride(-2):  # as it lies, so that blocks and their copies are contiguous
-        cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
-        x, out, how = x.transpose(-2, -3), out.transpose(-2, -3), how._replace(token_dim=-5 - how.token_dim)
+    swapped = as_it_lies(x, cos, sin, how)
+    if swapped is not None:  # so that blocks and their copies are contiguous
+        x, out, (cos, sin, how) = x.transpose(-2, -3), out.transpose(-2, -3), swapped
     if how.num_prefix or how.num_suffix:
         before, x, after = how.parted(x)
         out_before, out, out_after = how.parted(out)
@@ -55,7 +55,7 @@ def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -
 
 def _turn_interleaved(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning, budget: int) -> None:
     direct = x.dtype == cos.dtype and _complex_views(x, out)
-    buffer = None if direct else _buffer(x, cos, budget - min(2 * cos.nbytes, budget // 2))
+    buffer = None if direct else _buffer(x, cos, budget)
     for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
         turns = _complex(c, s)
         turns = turns.conj() if how.inverse else turns
@@ -72,7 +72,7 @@ def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning,
     counts, halves = _widths(how, cos.shape[-1])
     sign = -1 if how.inverse else 1
     copies = 2 if x.dtype != cos.dtype else 1 if in_place else 0
-    buffers = [_buffer(x, cos, (budget - min(2 * cos.nbytes, budget // 2)) // copies) for _ in range(copies)]
+    buffers = [_buffer(x, cos, budget, copies) for _ in range(copies)]
     most = buffers[0].numel() if buffers else BLOCK
     for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
         # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows. Not
@@ -108,8 +108,12 @@ def _pieces(x: Tensor, widths: list[int]) -> Sequence[Tensor]:
     return (x,) if len(widths) == 1 else torch.split_with_sizes(x, widths, -1)
 
 
-def _buffer(x: Tensor, cos: Tensor, most_bytes: int) -> Tensor:
-    """For blocks of ``x`` in the dtype of the tables; made once, since the system hands out new pages slowly."""
+def _buffer(x: Tensor, cos: Tensor, budget: int, copies: int = 1) -> Tensor:
+    """For blocks of ``x`` in the dtype of the tables, one of ``copies`` in what tables made ready leave of the budget.
+
+    Made once, since the system hands out new pages slowly.
+    """
+    most_bytes = (budget - min(2 * cos.nbytes, budget // 2)) // copies
     size = min(x.numel(), BLOCK if x.is_cpu else x.numel(), most_bytes // cos.itemsize)
     return torch.empty(max(size, x.shape[-1]), dtype=cos.dtype, device=x.device)
 

@@ -7,7 +7,17 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-__all__ = ["PAIRINGS", "Lattice", "Pairing", "Source", "Turning", "axis_blocks", "check_blocks", "pair_channels"]
+__all__ = [
+    "PAIRINGS",
+    "Lattice",
+    "Pairing",
+    "Source",
+    "Turning",
+    "as_it_lies",
+    "axis_blocks",
+    "check_blocks",
+    "pair_channels",
+]
 
 Pairing = Literal["interleaved", "half", "half_per_axis"]
 PAIRINGS: tuple[Pairing, ...] = get_args(Pairing)
@@ -33,6 +43,14 @@ class Turning(NamedTuple):
         turning = x.narrow(self.token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
         before = x.narrow(self.token_dim, 0, self.num_prefix)
         return before, turning, x.narrow(self.token_dim, tokens - self.num_suffix, self.num_suffix)
+
+
+def as_it_lies(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning] | None:
+    """Tables and settings for ``x`` with heads and tokens swapped, where it lies in that order; else None."""
+    if x.ndim == 2 or x.stride(-3) >= x.stride(-2):
+        return None
+    cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
+    return cos, sin, how._replace(token_dim=-5 - how.token_dim)
 
 
 class Lattice(NamedTuple):

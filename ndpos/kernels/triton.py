@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ndpos.kernels.pairing import Lattice, Pairing
+from ndpos.kernels.pairing import Lattice, Pairing, axis_blocks
 
 __all__ = ["turn_triton"]
 
@@ -248,13 +248,11 @@ def _tiles(
     pairing: Pairing, blocks: tuple[int, ...] | None, pairs: int, rest: int, tile: int
 ) -> dict[str, int | tuple[Any, ...] | None]:
     """Tokens of a program, blocks of pairs whose first channels stand before their second ones, and the rest."""
-    counts = blocks if pairing == "half_per_axis" and blocks is not None else (pairs,)
-    starts = (sum(counts[:place]) for place in range(len(counts)))
-    width = triton.next_power_of_2
-    widest = max([1, width(rest) // 2 if rest else 1, *(width(count) for count in counts if count)])
+    runs, width = axis_blocks(pairing, blocks, pairs), triton.next_power_of_2
+    widest = max([1, width(rest) // 2 if rest else 1, *(width(count) for _, count in runs)])
     return {
         "BLOCK": min(128, max(1, tile // widest)),
-        "BLOCKS": tuple((start, n, width(n)) for start, n in zip(starts, counts, strict=True) if n),
+        "BLOCKS": tuple((start, count, width(count)) for start, count in runs),
         "REST": (2 * pairs, rest, width(rest)) if rest else None,
     }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ndpos.fitting import check_floating
 from ndpos.frequencies import geometric
-from ndpos.kernels import Backend, Lattice, Pairing, check_backend, check_blocks, reads_sources, side_by_side
+from ndpos.kernels import Backend, Lattice, Pairing, check_backend, check_blocks, reads_sources
 from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_in_rows, turns_on_grid
 from ndpos.rotation import Rotation
@@ -254,8 +254,6 @@ class RotaryEmbedding(nn.Module):
         if self.heads is None:
             cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
             source = {name: rows.unsqueeze(-3) for name, rows in source.items()}
-        if self.pairing == "interleaved" and cos.device.type == "cpu" and not torch.compiler.is_compiling():
-            cos, sin = side_by_side(cos, sin)
         return Rotation(
             cos,
             sin,

@@ -2,7 +2,6 @@
 
 import ndpos.kernels.operator  # noqa: F401  # registers ndpos::turn
 from ndpos.kernels.choice import Backend, backends, check_backend, reads_sources
-from ndpos.kernels.eager import side_by_side
 from ndpos.kernels.pairing import PAIRINGS, Lattice, Pairing, Source, Turning, check_blocks, pair_channels
 from ndpos.kernels.turning import turn_all
 
@@ -18,6 +17,5 @@ __all__ = [
     "check_blocks",
     "pair_channels",
     "reads_sources",
-    "side_by_side",
     "turn_all",
 ]

@@ -183,18 +183,19 @@ class Rotation(Picked):
             outs = check_outs(caller, xs, outs, (*tables, *(part for _, part in self._parts())))
         blocks = check_blocks(caller, self.pairing, self.blocks, self.cos.shape[-1])
         how = Turning(self.pairing, blocks, from_end, self.num_prefix, self.num_suffix)
-        cos, sin = _beside(tables[0], from_end), _beside(tables[1], from_end)
-        source = self._source(from_end) if self.source_cos is not None and tables[0] is self.cos else None
+        rank = min(x.ndim for x in xs)
+        cos, sin = _beside(tables[0], from_end, rank), _beside(tables[1], from_end, rank)
+        source = self._source(from_end, rank) if self.source_cos is not None and tables[0] is self.cos else None
         with outside_autocast(xs[0].device):
             if self.basis is None:
                 return turn_all(xs, cos, sin, how, self.backend, outs, source)
             turned = tuple(self._turn_in_basis(x, cos, sin, how) for x in xs)
         return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
 
-    def _source(self, token_dim: int) -> Source | None:
+    def _source(self, token_dim: int, rank: int) -> Source | None:
         if self.source_cos is None or self.source_sin is None:
             return None
-        cos, sin = (_beside(part.detach(), token_dim) for part in (self.source_cos, self.source_sin))
+        cos, sin = (_beside(part.detach(), token_dim, rank) for part in (self.source_cos, self.source_sin))
         return Source(cos, sin, self.source_rows, self.lattice)
 
     def _turn_in_basis(self, x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
@@ -208,11 +209,10 @@ class Rotation(Picked):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=how.token_dim)
 
 
-def _beside(part: Tensor, token_dim: int) -> Tensor:
-    """``(*batch, heads|1, tokens, pairs)`` in the order of x's dimensions."""
-    if part.ndim == 3 and part.shape[0] == 1:
-        part = part.squeeze(0)  # (tokens, pairs) fits x of any rank
-        return part if token_dim == -2 else part.unsqueeze(-2)
+def _beside(part: Tensor, token_dim: int, rank: int) -> Tensor:
+    """``(*batch, heads|1, tokens, pairs)`` in the order of the dimensions of an x of ``rank`` or more."""
+    if rank == 2:  # neither batch nor heads: check_fit saw to it
+        return part.squeeze(0)
     return part if token_dim == -2 else part.transpose(-2, -3)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from ndpos.kernels.lanes import Lane, lane_of, turn_lanes, views_as
 from ndpos.kernels.pairing import Turning, as_it_lies
 from ndpos.kernels.plain import turn_plain
 
@@ -27,27 +28,42 @@ def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor
         into = None if out is None else across if out is x else out.transpose(-2, -3)
         turned = turn_compiled(across, *swapped, into).transpose(-2, -3)
         return turned if out is None else out
-    # What PyTorch would compile anew for is part of the key, and autograd stands outside, since each state is a graph.
-    inputs = [tensor.detach() for tensor in (x, cos, sin, *(() if out is None or out is x else (out,)))]
-    kind = (out is x, out is not None, x.ndim, cos.ndim, x.dtype, cos.dtype, x.device.type)
+    # Autograd stands outside, since each of its states is a graph.
+    inputs = [x.detach(), cos.detach(), sin.detach()]
+    if out is not None and out is not x:
+        inputs.append(out.detach())
+    lane = lane_of(x, cos, how)
+    lane = lane if lane is not None and all(views_as(lane, each, cos, how) for each in inputs[::3]) else None
+    if lane is not None:
+        inputs[::3] = [each.view(lane.dtype) for each in inputs[::3]]  # x and out
+    # What PyTorch would compile anew for is part of the key.
+    kind = _Kind(out is x, out is not None, x.ndim, cos.ndim, x.dtype, cos.dtype, x.device.type)
     with torch.no_grad():
-        turned = _fused(how, x.shape[-1], cos.shape[-1], kind)(*inputs)
+        turned = _fused(how, inputs[0].shape[-1], cos.shape[-1], lane, kind)(*inputs)
     if out is not None:
         return out
-    strides = torch.empty_like(x, device="meta").stride()
+    turned, strides = turned.view(x.dtype), torch.empty_like(x, device="meta").stride()
     return turned if turned.stride() == strides else torch.empty_like(x).copy_(turned)
 
 
-@lru_cache(maxsize=256)
-def _fused(how: Turning, head_dim: int, pairs: int, kind: tuple[Any, ...]) -> Callable[..., Tensor]:
-    in_place = kind[0]
+class _Kind(NamedTuple):
+    in_place: bool
+    into: bool
+    rank: int
+    table_rank: int
+    dtype: torch.dtype
+    table_dtype: torch.dtype
+    device_type: str
 
+
+@lru_cache(maxsize=256)
+def _fused(how: Turning, width: int, pairs: int, lane: Lane | None, kind: _Kind) -> Callable[..., Tensor]:
     def fused(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
         # Channels are known even where other sizes are open, so that the loop over them is.
-        torch._check(x.shape[-1] == head_dim)
+        torch._check(x.shape[-1] == width)
         torch._check(cos.shape[-1] == pairs)
-        turned = turn_plain(x, cos, sin, how)
-        if in_place:
+        turned = turn_plain(x, cos, sin, how) if lane is None else turn_lanes(x, cos, sin, how, lane)
+        if kind.in_place:
             return x.copy_(turned)
         return turned if out is None else out.copy_(turned)
 

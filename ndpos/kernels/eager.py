@@ -21,6 +21,7 @@ Tables = tuple[Tensor, ...]
 Part = tuple[Tensor, Tensor, Tables]  # of x, of the result, and what turns it
 
 BLOCK = 2**18  # numbers that are passed over more than once before the next ones: caches hold them
+FEW = 2**17  # numbers for which preparing blocks takes longer than it saves; copies of so many fit LEAST
 SHARE = 1 / 8  # of the bytes of x: what copies of a block and tables made ready may take together,
 LEAST = 5 * 2**18  # or so many bytes, an eighth of 10 MB: under that, more blocks would cost more than they save
 
@@ -37,8 +38,9 @@ def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -
     if how.num_prefix or how.num_suffix:
         before, x, after = how.parted(x)
         out_before, out, out_after = how.parted(out)
-        if not in_place:
+        if not in_place and how.num_prefix:
             out_before.copy_(before)
+        if not in_place and how.num_suffix:
             out_after.copy_(after)
     if width < x.shape[-1]:
         if not in_place:
@@ -73,6 +75,13 @@ def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning,
     counts, halves = _widths(how, cos.shape[-1])
     sign = -1 if how.inverse else 1
     copies = 2 if x.dtype != cos.dtype else 1 if in_place else 0
+    if x.numel() <= FEW:
+        source = x.to(cos.dtype, copy=True) if copies else x
+        turned = torch.empty_like(source) if copies == 2 else out
+        _turn_pieces(_pieces(source, halves), _pieces(turned, halves), cos, sin, counts, sign)
+        if copies == 2:
+            out.copy_(turned)
+        return
     scratch = _Scratch(x, cos, budget, copies, halves)
     for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
         # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows. Not
@@ -87,15 +96,22 @@ def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning,
             results = scratch.pieces[1] if copies == 2 else _pieces(turned, halves)
             if doubles:
                 torch.mul(source, its_cos, out=turned)
-            else:
-                for place, its in enumerate(_pieces(its_cos, counts)):
-                    torch.mul(sources[2 * place], its, out=results[2 * place])
-                    torch.mul(sources[2 * place + 1], its, out=results[2 * place + 1])
-            for place, its in enumerate(_pieces(its_sin, counts)):
-                results[2 * place].addcmul_(sources[2 * place + 1], its, value=-sign)
-                results[2 * place + 1].addcmul_(sources[2 * place], its, value=sign)
+            _turn_pieces(sources, results, None if doubles else its_cos, its_sin, counts, sign)
             if turned is not result:
                 result.copy_(turned)
+
+
+def _turn_pieces(
+    sources: Sequence[Tensor], results: Sequence[Tensor], cos: Tensor | None, sin: Tensor, counts: list[int], sign: int
+) -> None:
+    """First and second halves by turns, into ``results``; without ``cos`` these hold the products with it already."""
+    if cos is not None:
+        for place, its in enumerate(_pieces(cos, counts)):
+            torch.mul(sources[2 * place], its, out=results[2 * place])
+            torch.mul(sources[2 * place + 1], its, out=results[2 * place + 1])
+    for place, its in enumerate(_pieces(sin, counts)):
+        results[2 * place].addcmul_(sources[2 * place + 1], its, value=-sign)
+        results[2 * place + 1].addcmul_(sources[2 * place], its, value=sign)
 
 
 @lru_cache(maxsize=256)
@@ -161,11 +177,14 @@ def _cuts(x: Tensor, out: Tensor, tables: Tables, most: int) -> Iterator[Part]:
 
 
 def _cut(x: Tensor, out: Tensor, tables: Tables, dim: int, count: int) -> Iterator[Part]:
-    xs, outs = x.split(count, dim), out.split(count, dim)  # all views at once: a third of the time of one by one
+    xs, outs = (
+        torch.split(x, count, dim),
+        torch.split(out, count, dim),
+    )  # all views at once: a third of the time of one by one
     if tables[0].ndim < -dim or tables[0].shape[dim] == 1:
         yield from ((part, into, tables) for part, into in zip(xs, outs, strict=True))
     else:
-        yield from zip(xs, outs, zip(*(table.split(count, dim) for table in tables), strict=True), strict=True)
+        yield from zip(xs, outs, zip(*(torch.split(table, count, dim) for table in tables), strict=True), strict=True)
 
 
 def _complex_views(*tensors: Tensor) -> bool:

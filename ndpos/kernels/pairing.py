@@ -39,10 +39,9 @@ class Turning(NamedTuple):
 
     def parted(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens of ``x`` before those that turn, these, and those after, as views."""
-        tokens = x.shape[self.token_dim]
-        turning = x.narrow(self.token_dim, self.num_prefix, tokens - self.num_prefix - self.num_suffix)
-        before = x.narrow(self.token_dim, 0, self.num_prefix)
-        return before, turning, x.narrow(self.token_dim, tokens - self.num_suffix, self.num_suffix)
+        turning = x.shape[self.token_dim] - self.num_prefix - self.num_suffix
+        before, body, after = x.split_with_sizes((self.num_prefix, turning, self.num_suffix), self.token_dim)
+        return before, body, after
 
 
 def as_it_lies(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning] | None:

@@ -7,23 +7,35 @@ from torch import Tensor
 
 from ndpos.kernels.pairing import Pairing, Turning, axis_blocks
 
-__all__ = ["turn_pairs", "turn_plain"]
+__all__ = ["for_all_tokens", "turn_pairs", "turn_plain"]
 
 
 def turn_plain(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     """``x`` turned, its tokens before and after the turned ones bit for bit."""
-    if how.inverse:
-        sin = -sin
-    if not how.num_prefix and not how.num_suffix:
-        return turn_pairs(x, cos, sin, how.pairing, how.blocks)
-    # Not joined from three pieces: a compiler then writes the turned tokens twice. Chosen where they stand, they cost
-    # a comparison; the tables get rows that turn nothing.
-    tokens, above = x.shape[how.token_dim], -1 - how.token_dim
-    rows = (*(0, 0) * above, how.num_prefix, how.num_suffix)
+    cos, sin, kept = for_all_tokens(x, cos, sin, how)
+    return turn_pairs(x, cos, sin, how.pairing, how.blocks, kept=kept)
+
+
+def for_all_tokens(
+    x: Tensor, cos: Tensor, sin: Tensor, how: Turning, rest: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cos and sin with rows for the tokens before and after, and which tokens are kept as they are, if any.
+
+    ``rest`` is the number of pairs after the turned ones to be kept as well.
+
+    The three parts are not turned and joined: a compiler then writes the turned tokens twice. Chosen where they stand,
+    they cost a comparison; the tables get rows that turn nothing.
+    """
+    sin = -sin if how.inverse else sin
+    if not (how.num_prefix or how.num_suffix or rest):
+        return cos, sin, None
+    tokens, above, pairs = x.shape[how.token_dim], -1 - how.token_dim, cos.shape[-1]
+    rows = (0, rest, *(0, 0) * (above - 1), how.num_prefix, how.num_suffix)
     place = torch.arange(tokens, device=x.device).view(-1, *(1,) * above)
     kept = (place < how.num_prefix) | (place >= tokens - how.num_suffix)
-    cos, sin = torch.nn.functional.pad(cos, rows, value=1.0), torch.nn.functional.pad(sin, rows)
-    return turn_pairs(x, cos, sin, how.pairing, how.blocks, kept=kept)
+    if rest:
+        kept = kept | (torch.arange(pairs + rest, device=x.device) >= pairs)
+    return torch.nn.functional.pad(cos, rows, value=1.0), torch.nn.functional.pad(sin, rows), kept
 
 
 def turn_pairs(

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 from ndpos.kernels.choice import choose
 from ndpos.kernels.compiled import turn_compiled
 from ndpos.kernels.eager import turn_eager
+from ndpos.kernels.lanes import turn_traced
 from ndpos.kernels.pairing import Source, Turning, axis_blocks
-from ndpos.kernels.plain import turn_plain
 
 __all__ = ["exact_tables", "table_gradients", "turn_all", "turn_now"]
 
@@ -38,7 +38,7 @@ def turn_all(
         if backend == "triton" and torch.compiler.is_compiling():
             turned = tuple(torch.ops.ndpos.turn(x, cos, sin, *how, backend) for x in xs)
         else:
-            turned = tuple(turn_plain(x, cos, sin, how) for x in xs)
+            turned = tuple(turn_traced(x, cos, sin, how) for x in xs)
         return turned if outs is None else tuple(out.copy_(one) for out, one in zip(outs, turned, strict=True))
     # Before autograd keeps them: tables cast by a hook (FSDP's) then change nothing that a checkpoint compares.
     cos, sin = exact_tables(xs[0], cos, sin)

@@ -1,0 +1,105 @@
+"""Interleaved pairs for a compiler: a pair is one number of twice the width, as two neighbours lie in memory.
+
+A vector loop over every second number gathers them one by one: in bfloat16 it takes ten times as long, in float32
+twice. As one integer, a pair is loaded and stored whole, and its halves are the low and the high bits. Only for graphs
+of the CPU that are compiled: run step by step, each of a dozen operations would be a pass of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ndpos.kernels.pairing import Turning
+from ndpos.kernels.plain import for_all_tokens, turn_plain
+
+__all__ = ["Lane", "lane_of", "turn_lanes", "turn_traced", "views_as"]
+
+
+class Lane(NamedTuple):
+    """The integer that holds a pair, and how many of its bits are one channel."""
+
+    dtype: torch.dtype
+    bits: int
+
+
+# Not float16: its numbers would have to be put together from sign, exponent and mantissa.
+LANES = {torch.float32: Lane(torch.int64, 32), torch.bfloat16: Lane(torch.int32, 16)}
+
+
+def lane_of(x: Tensor, cos: Tensor, how: Turning) -> Lane | None:
+    """The lane that the pairs of ``x`` can be read as, but for where ``x`` begins: at an even place of its storage."""
+    lies = x.shape[-1] % 2 == 0 and x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1])
+    known = how.pairing == "interleaved" and cos.dtype == torch.float32 and x.device.type == "cpu"
+    return LANES.get(x.dtype) if lies and known and sys.byteorder == "little" else None
+
+
+def views_as(lane: Lane, x: Tensor, cos: Tensor, how: Turning) -> bool:
+    """Whether ``x`` lies for ``lane``, and its storage too, of which a compiler wants a whole number of lanes."""
+    even = not x.storage_offset() % 2 and not x.untyped_storage().nbytes() % lane.dtype.itemsize
+    return even and lane_of(x, cos, how) is lane
+
+
+def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
+    """``x`` turned in the caller's graph: by lanes where it is compiled for the CPU, else by the plain formula.
+
+    The values are the same, and so are the gradients, which lanes do not give by themselves. A graph cannot ask where
+    in its storage ``x`` begins: at an odd place PyTorch refuses the view, by name.
+    """
+    learned = cos.requires_grad or sin.requires_grad
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or (torch.is_grad_enabled() and learned):
+        return turn_plain(x, cos, sin, how)
+    lane = None if torch._C._are_functorch_transforms_active() else lane_of(x, cos, how)
+    if lane is None:
+        return turn_plain(x, cos, sin, how)
+    if torch.is_grad_enabled() and x.requires_grad:
+        turned: Tensor = _Turned.apply(x, cos, sin, how, lane)
+        return turned
+    return turn_lanes(x.view(lane.dtype), cos, sin, how, lane).view(x.dtype)
+
+
+def turn_lanes(pairs: Tensor, cos: Tensor, sin: Tensor, how: Turning, lane: Lane) -> Tensor:
+    """The pairs turned, both as integers."""
+    cos, sin, kept = for_all_tokens(pairs, cos, sin, how, rest=pairs.shape[-1] - cos.shape[-1])
+    a, b = _channels(pairs, lane)
+    first, second = _bits(a * cos - b * sin, lane), _bits(b * cos + a * sin, lane)
+    turned = (first & (2**lane.bits - 1)) | (second << lane.bits)
+    return turned if kept is None else torch.where(kept, pairs, turned)
+
+
+def _channels(pairs: Tensor, lane: Lane) -> tuple[Tensor, Tensor]:
+    """The two channels of every pair in float32."""
+    if lane.bits == 32:
+        low, high = pairs.to(torch.int32), (pairs >> 32).to(torch.int32)
+    else:  # a bfloat16 is the high half of a float32
+        low, high = pairs << 16, pairs & -(2**16)
+    return low.view(torch.float32), high.view(torch.float32)
+
+
+def _bits(x: Tensor, lane: Lane) -> Tensor:
+    """The bits of ``x`` in the dtype that a lane holds two of, as the low ones of the lane's integer."""
+    bits = x.view(torch.int32)
+    if lane.bits == 32:
+        return bits.to(torch.int64)
+    # To the nearest, ties to even. What is not a number would carry over, and is kept one.
+    rounded = bits + (0x7FFF + ((bits >> 16) & 1))
+    return torch.where(x != x, bits | 0x400000, rounded) >> 16
+
+
+class _Turned(torch.autograd.Function):
+    """The gradient is the gradient turned by the negative angle, as lanes too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, how: Turning, lane: Lane) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.how, ctx.lane = how, lane
+        return turn_lanes(x.view(lane.dtype), cos, sin, how, lane).view(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        how, pairs = ctx.how._replace(inverse=not ctx.how.inverse), grad.contiguous().view(ctx.lane.dtype)
+        return turn_lanes(pairs, cos, sin, how, ctx.lane).view(grad.dtype), None, None, None, None

@@ -150,7 +150,7 @@ def test_learned_frequencies_get_their_gradients_from_a_graph():
 @every_dtype
 def test_the_compiled_way_turns_what_begins_at_an_odd_place_too(dtype):
     turn = ndpos.RotaryEmbedding(ndpos.split(8, 2), pairing="interleaved", backend="compiled").on_grid((2, 3))
-    for start, more in ((0, 0), (0, 1), (1, 0), (1, 1)):  # where it begins, and whether its storage is whole pairs
+    for start, more in ((0, 1), (0, 0), (1, 0), (1, 1)):  # where it begins, and whether its storage is whole pairs
         size = start + 96 + more
         x = numbers(size, dtype=dtype)[start:][:96].view(2, 6, 8)
         out = torch.empty(size, dtype=dtype)[start:][:96].view(2, 6, 8)

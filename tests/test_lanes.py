@@ -8,7 +8,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import ndpos
-from ndpos.kernels import choice
+from ndpos.kernels import choice, lanes
 from ndpos.kernels.lanes import LANES, _bits, _channels, lane_of, turn_lanes
 from ndpos.kernels.pairing import Turning
 from ndpos.kernels.plain import turn_plain
@@ -98,8 +98,9 @@ def rope_for(dtype, **settings):
 
 @needs_compiler
 @every_dtype
-def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_mode(dtype):
+def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_mode(monkeypatch, dtype):
     turn, x = rope_for(dtype)
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
 
     def attend(x):  # a slice of packed channels, as attention has it, is not where its storage begins
         return turn(x[..., 8:16]) * 2
@@ -122,9 +123,30 @@ def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_m
 
 
 @needs_compiler
+def test_few_numbers_and_exports_keep_the_plain_formula():
+    turn, x = rope_for(torch.bfloat16)
+    x = x[..., :8].contiguous()
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(torch.compile(lambda x: turn(x)), x)
+        many = x.expand(1 + LANES[torch.bfloat16].pays // x.numel(), *x.shape).flatten(0, 1)
+        _, (code_of_many,) = run_and_get_code(torch.compile(lambda x: turn(x)), many)
+
+        class Turned(torch.nn.Module):
+            def forward(self, x):
+                return turn(x)
+
+        program = torch.export.export(Turned(), (many,), strict=True)
+    assert "int32_t*" not in code
+    assert "int32_t*" in code_of_many
+    assert "bfloat16" in str(program.graph)
+    assert "view.dtype" not in str(program.graph)
+
+
+@needs_compiler
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
-def test_transforms_in_a_graph_see_the_plain_formula(transform):
+def test_transforms_in_a_graph_see_the_plain_formula(monkeypatch, transform):
     turn, x = rope_for(torch.float32)
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
     x = x[..., :8].contiguous()
     transformed = {
         "vmap": lambda x: torch.func.vmap(turn)(x),
@@ -135,7 +157,8 @@ def test_transforms_in_a_graph_see_the_plain_formula(transform):
 
 
 @needs_compiler
-def test_learned_frequencies_get_their_gradients_from_a_graph():
+def test_learned_frequencies_get_their_gradients_from_a_graph(monkeypatch):
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
     rope = ndpos.RotaryEmbedding(ndpos.split(8, 2), pairing="interleaved", learnable=True)
     x = numbers(2, 5, 6, 8)
 

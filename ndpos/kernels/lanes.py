@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ndpos.kernels.pairing import Turning
 from ndpos.kernels.plain import for_all_tokens, turn_plain
@@ -20,14 +21,18 @@ __all__ = ["Lane", "lane_of", "turn_lanes", "turn_traced", "views_as"]
 
 
 class Lane(NamedTuple):
-    """The integer that holds a pair, and how many of its bits are one channel."""
+    """The integer that holds a pair, how many of its bits are one channel, and from how many numbers on it pays.
+
+    In a graph the view of another width is a call of its own, some ten microseconds each for ``x`` and the result.
+    """
 
     dtype: torch.dtype
     bits: int
+    pays: int
 
 
 # Not float16: its numbers would have to be put together from sign, exponent and mantissa.
-LANES = {torch.float32: Lane(torch.int64, 32), torch.bfloat16: Lane(torch.int32, 16)}
+LANES = {torch.float32: Lane(torch.int64, 32, 2**18), torch.bfloat16: Lane(torch.int32, 16, 2**16)}
 
 
 def lane_of(x: Tensor, cos: Tensor, how: Turning) -> Lane | None:
@@ -53,7 +58,7 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or (torch.is_grad_enabled() and learned):
         return turn_plain(x, cos, sin, how)
     lane = None if torch._C._are_functorch_transforms_active() else lane_of(x, cos, how)
-    if lane is None:
+    if lane is None or statically_known_true(x.numel() < lane.pays):
         return turn_plain(x, cos, sin, how)
     if torch.is_grad_enabled() and x.requires_grad:
         turned: Tensor = _Turned.apply(x, cos, sin, how, lane)

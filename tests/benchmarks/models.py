@@ -61,6 +61,7 @@ def built(settings: Settings, mode: str) -> Iterator[tuple[str, nn.Module]]:
     size, depth = ("small", {"depth": 2}) if settings.quick else ("base", {})
     plain = timm.create_model(f"vit_{size}_patch16_224", **depth)
     yield "plain", plain
+    yield "the same again", copy.deepcopy(plain)  # what the ratio of equals is on this machine
     # As published it has layer scale too, which the plain ViT has not; left out, so that the rotation is what differs.
     yield "timm", timm.create_model(f"vit_{size}_patch16_rope_224", init_values=None, **depth)
     for name, rope in ropes(settings, mode):

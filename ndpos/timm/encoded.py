@@ -1,7 +1,7 @@
 """A timm ViT that takes its positions from ndpos: the forward that hands the rotation to every block.
 
-Nothing is kept between calls: sizes come from the image, table and rotation are made once per forward and passed on.
-Two threads can therefore run two image sizes through one model.
+Sizes come from the image; table and rotation are made once per forward and passed on, so that two threads can run two
+image sizes through one model. What is kept of them between calls is asked for by all that it depends on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ndpos.resample import resize as resize_table
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite
 from ndpos.timm.attention import Carried
+from ndpos.timm.kept import on_grid
 from ndpos.timm.loading import fit_state_dict, table_prefix
 from ndpos.timm.tables import table_rows
 
@@ -186,7 +187,7 @@ class Encoded(nn.Module):
             settings["strength"] = self.strength
         if self.reference_sizes is not None:
             settings["reference_sizes"] = self.reference_sizes
-        return self.rope.on_grid(sizes, **settings)
+        return on_grid(self.rope, sizes, **settings)
 
     def _with_table(self, patches: Tensor, sizes: Sequence[int]) -> Tensor:
         """Prefix tokens, patches and whatever is added to them, in timm's order: class, distillation, registers."""

@@ -56,12 +56,7 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
             # joining heads is a view. Heads first, the output projection would keep a copy (5 % of a ViT-S's training
             # memory).
             q, k, v = qkv.unbind(2)
-            if _turns_heads_alike(turn) and not torch.is_grad_enabled():
-                # One tensor of twice the heads, in one call. With gradients two cost less: they need not be joined.
-                q, k = turn(qkv[:, :, :2].flatten(2, 3), token_dim=-3).chunk(2, dim=2)
-            else:
-                q, k = turn.both(q, k, token_dim=-3)
-            q, k = q.transpose(1, 2), k.transpose(1, 2)
+            q, k = (turned.transpose(1, 2) for turned in turn.both(q, k, token_dim=-3))
             # The backward keeps q, k and v. As a view, v would keep all of qkv, two thirds of it for nothing: 18 % of
             # that memory, at the price of this copy.
             v = (v.clone() if torch.is_grad_enabled() else v).transpose(1, 2)
@@ -82,8 +77,3 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
         x = x if gate is None else x * gate
         out: Tensor = self.proj_drop(self.proj(x))
         return out
-
-
-def _turns_heads_alike(turn: Rotation) -> bool:
-    """Whether every head turns the same way, of queries and of keys."""
-    return turn.cos.shape[-3] == 1 and turn.basis is None and turn.key_phase is None and turn.amplitude is None

@@ -30,7 +30,9 @@ def backends() -> tuple[BackendState, ...]:
     """The ways to rotate that this machine has, and why not the others.
 
     With ``backend=None`` a CUDA tensor takes ``"triton"`` where it is ready, every other one ``"eager"``. Inside
-    ``torch.compile`` the rotation is part of the caller's graph, which the compiler fuses unless ``"triton"`` is named.
+    ``torch.compile`` the rotation is part of the caller's graph, which the compiler fuses unless ``"triton"`` is named; on
+    the CPU it reads interleaved pairs of float32 and bfloat16 as one number each, so that ``x`` begins at an even place of
+    its storage there, as any split into heads does (PyTorch raises where it does not).
 
     Args:
         None: what is asked is the machine.

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("tqdm", reason="the benchmarks need the demo's optional packages")
 import ndpos
 from tests.benchmarks import memory, report
-from tests.benchmarks.__main__ import measure
+from tests.benchmarks.__main__ import main, measure, parse
 from tests.benchmarks.paired import Clock, Ratio, Task, in_turn, interval, ratio
 from tests.benchmarks.rows import Bound, Job, Row, Settings
 
@@ -154,7 +154,7 @@ def test_a_report_comes_back_from_its_file_and_makes_the_same_tables(tmp_path):
     assert [row.holds for row in again.rows] == [False, None, True]
     assert report.markdown(again) == report.markdown(found)
     lines = report.markdown(again).splitlines()
-    assert "A CPU, 2 cores, 1 threads" in lines[0]
+    assert "A CPU, 2 cores, 1 thread," in lines[0]
     assert "| ndpos eager, half | 1.25 (1.20 to 1.31) | 1.25 (1.20 to 1.31) |" in lines
     assert "| ViT-B/16 | timm | plain | 1.25 (1.20 to 1.31) | lower end at most 1.3 |" in lines
     assert "MISSED" in report.line(again.rows[0])
@@ -203,3 +203,29 @@ def test_a_quick_run_from_the_command_line_writes_its_files(tmp_path):
     assert all(row["seen"]["pairs"] == 2 for row in content["rows"])
     assert written["picture"].read_bytes().startswith(b"\x89PNG")
     assert "Time over `clone`, float32, backward" in written["markdown"].read_text()
+    assert all(row["bound"] is None for row in content["rows"])  # two pairs of the smallest shape say nothing of bounds
+    assert "bounds hold" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "nowhere.json"], "--from: there is no file nowhere.json"),
+        (["--json", "nowhere/report.json"], "--json: there is no folder"),
+        (["--pairs", "0"], "--pairs is at least 1, got 0"),
+        (["speed"], "SECTION is one of"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_said_before_anything_is_measured(capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_no_picture_is_drawn_of_what_was_not_measured(capsys, tmp_path):
+    found = small_report()
+    found.rows = [row for row in found.rows if row.section != "rotation"]
+    found.save(tmp_path / "report.json")
+    main(["--from", str(tmp_path / "report.json"), "--picture", str(tmp_path / "report.png")])
+    assert "no picture" in capsys.readouterr().out
+    assert not (tmp_path / "report.png").exists()

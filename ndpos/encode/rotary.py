@@ -284,8 +284,9 @@ class RotaryEmbedding(nn.Module):
     ) -> Rotation:
         """The rotation of a whole grid, cos and sin evaluated once per row of each axis.
 
-        Bit-equal to ``rope(grid(sizes, start=start, step=step).flatten(0, -2))`` and much cheaper: 144 rows in place of
-        65,536 cells for a 16 x 64 x 64 clip. Frequencies that mix axes are evaluated cell by cell.
+        Bit-equal to ``rope(grid(sizes, start=start, step=step).flatten(0, -2))`` and much cheaper unless the grid is
+        small: 144 rows in place of 65,536 cells for a 16 x 64 x 64 clip. Frequencies that mix axes are evaluated cell
+        by cell.
 
         Args:
             sizes, start, step: As :func:`ndpos.grid`.

@@ -30,9 +30,10 @@ def backends() -> tuple[BackendState, ...]:
     """The ways to rotate that this machine has, and why not the others.
 
     With ``backend=None`` a CUDA tensor takes ``"triton"`` where it is ready, every other one ``"eager"``. Inside
-    ``torch.compile`` the rotation is part of the caller's graph, which the compiler fuses unless ``"triton"`` is named; on
-    the CPU it reads interleaved pairs of float32 and bfloat16 as one number each, so that ``x`` begins at an even place of
-    its storage there, as any split into heads does (PyTorch raises where it does not).
+    ``torch.compile`` the rotation is part of the caller's graph, which the compiler fuses unless ``"triton"`` is named.
+    There, on the CPU, interleaved pairs of many float32 or bfloat16 numbers are read as one number of twice the width
+    each. A query or key that begins at an odd place of its storage cannot be read so, and PyTorch raises
+    ("storage_offset() must be divisible by 2"); ``.clone()`` it first. Splits into heads never begin there.
 
     Args:
         None: what is asked is the machine.

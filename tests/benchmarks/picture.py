@@ -29,7 +29,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     kinds = [row.case.split()[1:] for row in rows]
     dtypes, directions = (list(dict.fromkeys(kind[place] for kind in kinds)) or [""] for place in (0, 1))
     found = Figure(
-        figsize=(4.2 * len(dtypes) + 3, 4.2 * len(directions) + 0.8)
+        figsize=(4.2 * len(dtypes) + 3.8, 4.2 * len(directions) + 0.8)
     )  # no pyplot: no window, no global state
     FigureCanvasAgg(found)
     all_axes = found.subplots(len(directions), len(dtypes), sharex=True, sharey=True, squeeze=False)
@@ -39,9 +39,9 @@ def figure(rows: Sequence[Row]) -> Figure:
             draw(axes, [row for row in rows if row.case.split()[1:] == [dtype, direction]])
             axes.set_title(f"{dtype} {direction}", fontsize=10)
     wide, high = found.get_size_inches()
-    found.subplots_adjust(left=0.7 / wide, right=1 - 2.6 / wide, bottom=0.9 / high, top=1 - 0.35 / high, wspace=0.06)
+    found.subplots_adjust(left=0.7 / wide, right=1 - 3.4 / wide, bottom=0.9 / high, top=1 - 0.35 / high, wspace=0.06)
     named = {name: line for axes in all_axes.flat for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    place = {"loc": "center left", "bbox_to_anchor": (1 - 2.55 / wide, 0.5), "frameon": False, "fontsize": 8}
+    place = {"loc": "center left", "bbox_to_anchor": (1 - 3.35 / wide, 0.5), "frameon": False, "fontsize": 8}
     if named:
         found.legend(named.values(), named.keys(), **place)
     return found

@@ -65,7 +65,8 @@ def cpu_name() -> str:
 def describe(report: Report) -> str:
     where = report.machine
     named = ", ".join(where[name] for name in ("gpu", "cpu") if name in where)
-    counted = f"{where['cores']} cores, {where['threads']} threads, torch {where['torch']}"
+    threads = f"{where['threads']} thread{'s' if where['threads'] > 1 else ''}"
+    counted = f"{where['cores']} cores, {threads}, torch {where['torch']}"
     counted += f", {where['batch']} times the batch" if where["batch"] > 1 else ""
     counted += ", heap kept" if where["heap"] == "kept" else ""
     pairs = sorted({row.seen.pairs for row in report.rows if row.seen.pairs > 1})
@@ -88,7 +89,12 @@ def line(row: Row) -> str:
 def show(report: Report) -> None:
     """The bounds in the terminal, missed ones first, and what could not be measured."""
     held = sorted((row for row in report.rows if row.bound is not None), key=lambda row: bool(row.holds))
-    print(f"\n{describe(report)}\n{sum(bool(row.holds) for row in held)} of {len(held)} bounds hold")
+    print(f"\n{describe(report)}")
+    for what, why in report.skipped.items():
+        print(f"not measured: {what}: {why}")
+    if not held:
+        return
+    print(f"{sum(bool(row.holds) for row in held)} of {len(held)} bounds hold")
     columns = ("", "case", "ratio", "median (95 % interval)", "bound")
     cells = [
         ("holds" if row.holds else "MISSED", row.case, f"{row.name} / {row.over}", str(row.seen), str(row.bound))
@@ -105,8 +111,6 @@ def show(report: Report) -> None:
         for row in cells:
             table.add_row(*(Text(cell) for cell in row), style=None if row[0] == "holds" else "bold red")
         Console(width=None if sys.stdout.isatty() else 180).print(table)
-    for what, why in report.skipped.items():
-        print(f"not measured: {what}: {why}")
 
 
 def markdown(report: Report) -> str:

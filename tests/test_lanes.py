@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._inductor.utils import run_and_get_code
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import ndpos
@@ -182,3 +183,62 @@ def test_the_compiled_way_turns_what_begins_at_an_odd_place_too(dtype):
         torch.testing.assert_close(turn(x), expected, **close)
         torch.testing.assert_close(turn(x, out=out), expected, **close)
         torch.testing.assert_close(turn(x, out=x), expected, **close)
+
+
+@pytest.fixture
+def every_size_pays(monkeypatch):
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
+
+
+@needs_compiler
+def test_a_gradient_may_begin_at_an_odd_place(every_size_pays):
+    turn, x = rope_for(torch.float32)
+    head, above = numbers(1), numbers(2 * 5 * 7 * 8 + 1, seed=4)
+
+    def joined(run):
+        leaf = x[..., :8].contiguous().requires_grad_()
+        torch.cat((head, run(leaf).flatten())).mul(above).sum().backward()
+        return leaf.grad
+
+    expected = joined(turn)
+    torch.testing.assert_close(joined(torch.compile(turn, fullgraph=True)), expected)
+    whole = torch.compile(lambda x: torch.cat((head, turn(x).flatten())).mul(above).sum(), fullgraph=True)
+    leaf = x[..., :8].contiguous().requires_grad_()
+    whole(leaf).backward()
+    torch.testing.assert_close(leaf.grad, expected)
+
+
+@needs_compiler
+def test_forward_mode_in_a_graph_keeps_its_tangents(every_size_pays):
+    turn, x = rope_for(torch.float32)
+    x = x[..., :8].contiguous()
+
+    def tangent(x, direction):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(turn(forward_ad.make_dual(x, direction))).tangent
+
+    torch.testing.assert_close(torch.compile(tangent)(x, x.roll(1, -1)), turn(x.roll(1, -1)))
+
+
+class Labelled(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+@needs_compiler
+def test_subclasses_in_a_graph_see_the_plain_formula(every_size_pays):
+    turn, x = rope_for(torch.float32)
+    x = x[..., :8].contiguous()
+    turned = torch.compile(turn)(x.as_subclass(Labelled))
+    torch.testing.assert_close(turned.as_subclass(torch.Tensor), turn(x))
+
+
+@needs_compiler
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize("pays", [0, 2**30])
+def test_the_result_of_a_graph_lies_as_that_of_eager_mode(monkeypatch, pairing, pays):
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=pays) for kind, lane in LANES.items()})
+    turn = ndpos.RotaryEmbedding(ndpos.split(8, 2), pairing=pairing).on_grid((2, 3), num_prefix=1)
+    for x in (numbers(2, 7, 5, 8).transpose(1, 2), numbers(2, 5, 7, 8)):
+        turned = torch.compile(turn, fullgraph=True)(x)
+        assert turned.stride() == turn(x).stride()
+        torch.testing.assert_close(turned, turn(x))

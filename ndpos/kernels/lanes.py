@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-from ndpos.kernels.pairing import Turning
+from ndpos.kernels.pairing import Turning, swapped
 from ndpos.kernels.plain import for_all_tokens, turn_plain
 
 __all__ = ["Lane", "lane_of", "turn_lanes", "turn_traced", "views_as"]
@@ -54,16 +55,25 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     The values are the same, and so are the gradients, which lanes do not give by themselves. A graph cannot ask where
     in its storage ``x`` begins: at an odd place PyTorch refuses the view, by name.
     """
-    learned = cos.requires_grad or sin.requires_grad
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or (torch.is_grad_enabled() and learned):
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return turn_plain(x, cos, sin, how)
-    lane = None if torch._C._are_functorch_transforms_active() else lane_of(x, cos, how)
+    if x.ndim > 2 and guard_or_false(x.stride(-3) < x.stride(-2)):  # so that the result lies as x does
+        across, (cos, sin, how) = x.transpose(-2, -3), swapped(cos, sin, how)
+        return turn_traced(across, cos, sin, how).transpose(-2, -3)
+    lane = None if learned or _seen_through((x, cos, sin)) else lane_of(x, cos, how)
     if lane is None or statically_known_true(x.numel() < lane.pays):
         return turn_plain(x, cos, sin, how)
     if torch.is_grad_enabled() and x.requires_grad:
         turned: Tensor = _Turned.apply(x, cos, sin, how, lane)
         return turned
     return turn_lanes(x.view(lane.dtype), cos, sin, how, lane).view(x.dtype)
+
+
+def _seen_through(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether a transform, forward mode or a subclass looks at what is done: bits tell none of them anything."""
+    plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    return not plain or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def turn_lanes(pairs: Tensor, cos: Tensor, sin: Tensor, how: Turning, lane: Lane) -> Tensor:
@@ -106,5 +116,8 @@ class _Turned(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
-        how, pairs = ctx.how._replace(inverse=not ctx.how.inverse), grad.contiguous().view(ctx.lane.dtype)
+        # A gradient may begin at an odd place, as a slice of what was joined to something else. Only arithmetic makes a
+        # tensor of its own in a graph: compilers leave out clone() and products with one.
+        pairs = grad.neg().neg().contiguous().view(ctx.lane.dtype)
+        how = ctx.how._replace(inverse=not ctx.how.inverse)
         return turn_lanes(pairs, cos, sin, how, ctx.lane).view(grad.dtype), None, None, None, None

@@ -17,6 +17,7 @@ __all__ = [
     "axis_blocks",
     "check_blocks",
     "pair_channels",
+    "swapped",
 ]
 
 Pairing = Literal["interleaved", "half", "half_per_axis"]
@@ -46,8 +47,11 @@ class Turning(NamedTuple):
 
 def as_it_lies(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning] | None:
     """Tables and settings for ``x`` with heads and tokens swapped, where it lies in that order; else None."""
-    if x.ndim == 2 or x.stride(-3) >= x.stride(-2):
-        return None
+    return None if x.ndim == 2 or x.stride(-3) >= x.stride(-2) else swapped(cos, sin, how)
+
+
+def swapped(cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning]:
+    """Tables and settings for a tensor with heads and tokens swapped."""
     cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
     return cos, sin, how._replace(token_dim=-5 - how.token_dim)
 

@@ -38,7 +38,11 @@ LANES = {torch.float32: Lane(torch.int64, 32, 2**18), torch.bfloat16: Lane(torch
 
 def lane_of(x: Tensor, cos: Tensor, how: Turning) -> Lane | None:
     """The lane that the pairs of ``x`` can be read as, but for where ``x`` begins: at an even place of its storage."""
-    lies = x.shape[-1] % 2 == 0 and x.stride(-1) == 1 and all(stride % 2 == 0 for stride in x.stride()[:-1])
+    lies = (
+        x.shape[-1] % 2 == 0
+        and x.stride(-1) == 1
+        and all(guard_or_false(stride % 2 == 0) for stride in x.stride()[:-1])
+    )
     known = how.pairing == "interleaved" and cos.dtype == torch.float32 and x.device.type == "cpu"
     return LANES.get(x.dtype) if lies and known and sys.byteorder == "little" else None
 
@@ -56,6 +60,7 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     in its storage ``x`` begins: at an odd place PyTorch refuses the view, by name.
     """
     learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    # PyTorch 2.9 says of every graph that it is exported: there the plain formula is all there is.
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return turn_plain(x, cos, sin, how)
     if x.ndim > 2 and guard_or_false(x.stride(-3) < x.stride(-2)):  # so that the result lies as x does

@@ -30,7 +30,9 @@ def for_all_tokens(
     if not (how.num_prefix or how.num_suffix or rest):
         return cos, sin, None
     tokens, above, pairs = x.shape[how.token_dim], -1 - how.token_dim, cos.shape[-1]
-    rows = (0, rest, *(0, 0) * (above - 1), how.num_prefix, how.num_suffix)
+    rows: tuple[int, ...] = (0, rest)
+    if how.num_prefix or how.num_suffix:  # else nothing is said of the tokens: PyTorch 2.9 pads none of none by raising
+        rows = (*rows, *(0, 0) * (above - 1), how.num_prefix, how.num_suffix)
     place = torch.arange(tokens, device=x.device).view(-1, *(1,) * above)
     kept = (place < how.num_prefix) | (place >= tokens - how.num_suffix)
     if rest:

@@ -101,6 +101,11 @@ def test_what_lies_otherwise_or_is_of_another_kind_has_no_lane():
     assert lane_of(x, cos, Turning("half")) is None
 
 
+@pytest.fixture
+def every_size_pays(monkeypatch):
+    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
+
+
 def rope_for(dtype, **settings):
     turn = ndpos.RotaryEmbedding(ndpos.split(8, 2), pairing="interleaved").on_grid((2, 3), num_prefix=1)
     return turn, numbers(2, 5, 7, 24, dtype=dtype)
@@ -109,9 +114,8 @@ def rope_for(dtype, **settings):
 @needs_compiler
 @needs_lanes
 @every_dtype
-def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_mode(monkeypatch, dtype):
+def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_mode(every_size_pays, dtype):
     turn, x = rope_for(dtype)
-    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
 
     def attend(x):  # a slice of packed channels, as attention has it, is not where its storage begins
         return turn(x[..., 8:16]) * 2
@@ -156,9 +160,8 @@ def test_few_numbers_and_exports_keep_the_plain_formula():
 
 @needs_compiler
 @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
-def test_transforms_in_a_graph_see_the_plain_formula(monkeypatch, transform):
+def test_transforms_in_a_graph_see_the_plain_formula(every_size_pays, transform):
     turn, x = rope_for(torch.float32)
-    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
     x = x[..., :8].contiguous()
     transformed = {
         "vmap": lambda x: torch.func.vmap(turn)(x),
@@ -169,8 +172,7 @@ def test_transforms_in_a_graph_see_the_plain_formula(monkeypatch, transform):
 
 
 @needs_compiler
-def test_learned_frequencies_get_their_gradients_from_a_graph(monkeypatch):
-    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
+def test_learned_frequencies_get_their_gradients_from_a_graph(every_size_pays):
     rope = ndpos.RotaryEmbedding(ndpos.split(8, 2), pairing="interleaved", learnable=True)
     x = numbers(2, 5, 6, 8)
 
@@ -194,11 +196,6 @@ def test_the_compiled_way_turns_what_begins_at_an_odd_place_too(dtype):
         torch.testing.assert_close(turn(x), expected, **close)
         torch.testing.assert_close(turn(x, out=out), expected, **close)
         torch.testing.assert_close(turn(x, out=x), expected, **close)
-
-
-@pytest.fixture
-def every_size_pays(monkeypatch):
-    monkeypatch.setattr(lanes, "LANES", {kind: lane._replace(pays=0) for kind, lane in LANES.items()})
 
 
 @needs_compiler

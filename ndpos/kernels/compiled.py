@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ndpos.kernels.lanes import Lane, lane_of, turn_lanes, views_as
+from ndpos.kernels.lanes import Lane, turn_lanes, viewable_lane
 from ndpos.kernels.pairing import Turning, as_it_lies
 from ndpos.kernels.plain import turn_plain
 
@@ -32,8 +32,8 @@ def turn_compiled(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor
     inputs = [x.detach(), cos.detach(), sin.detach()]
     if out is not None and out is not x:
         inputs.append(out.detach())
-    lane = lane_of(x, cos, how)
-    lane = lane if lane is not None and all(views_as(lane, each, cos, how) for each in inputs[::3]) else None
+    lanes = [viewable_lane(each, cos, how) for each in inputs[::3]]
+    lane = None if None in lanes else lanes[0]
     if lane is not None:
         inputs[::3] = [each.view(lane.dtype) for each in inputs[::3]]  # x and out
     # What PyTorch would compile anew for is part of the key.

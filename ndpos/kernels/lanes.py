@@ -8,6 +8,7 @@ of the CPU that are compiled: run step by step, each of a dozen operations would
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-from ndpos.kernels.pairing import Turning, swapped
+from ndpos.kernels.pairing import Turning, as_it_lies
 from ndpos.kernels.plain import for_all_tokens, turn_plain
 
-__all__ = ["Lane", "lane_of", "turn_lanes", "turn_traced", "views_as"]
+__all__ = ["Lane", "lane_of", "seen_through", "turn_lanes", "turn_traced", "viewable_lane"]
 
 
 class Lane(NamedTuple):
@@ -47,10 +48,11 @@ def lane_of(x: Tensor, cos: Tensor, how: Turning) -> Lane | None:
     return LANES.get(x.dtype) if lies and known and sys.byteorder == "little" else None
 
 
-def views_as(lane: Lane, x: Tensor, cos: Tensor, how: Turning) -> bool:
-    """Whether ``x`` lies for ``lane``, and its storage too, of which a compiler wants a whole number of lanes."""
-    even = not x.storage_offset() % 2 and not x.untyped_storage().nbytes() % lane.dtype.itemsize
-    return even and lane_of(x, cos, how) is lane
+def viewable_lane(x: Tensor, cos: Tensor, how: Turning) -> Lane | None:
+    """The lane that ``x`` can be viewed as where it is: its storage is a whole number of lanes, as a compiler wants."""
+    lane = lane_of(x, cos, how)
+    whole = lane is not None and not x.storage_offset() % 2 and not x.untyped_storage().nbytes() % lane.dtype.itemsize
+    return lane if whole else None
 
 
 def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
@@ -63,10 +65,10 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     # PyTorch 2.9 says of every graph that it is exported: there the plain formula is all there is.
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return turn_plain(x, cos, sin, how)
-    if x.ndim > 2 and guard_or_false(x.stride(-3) < x.stride(-2)):  # so that the result lies as x does
-        across, (cos, sin, how) = x.transpose(-2, -3), swapped(cos, sin, how)
-        return turn_traced(across, cos, sin, how).transpose(-2, -3)
-    lane = None if learned or _seen_through((x, cos, sin)) else lane_of(x, cos, how)
+    swapped = as_it_lies(x, cos, sin, how)
+    if swapped is not None:  # so that the result lies as x does
+        return turn_traced(x.transpose(-2, -3), *swapped).transpose(-2, -3)
+    lane = None if learned or seen_through((x, cos, sin)) else lane_of(x, cos, how)
     if lane is None or statically_known_true(x.numel() < lane.pays):
         return turn_plain(x, cos, sin, how)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -75,8 +77,8 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     return turn_lanes(x.view(lane.dtype), cos, sin, how, lane).view(x.dtype)
 
 
-def _seen_through(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether a transform, forward mode or a subclass looks at what is done: bits tell none of them anything."""
+def seen_through(tensors: Sequence[Tensor]) -> bool:
+    """Whether a transform, forward mode or a subclass looks at what is done: bits and kernels tell them nothing."""
     plain = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
     return not plain or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 

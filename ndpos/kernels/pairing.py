@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 __all__ = [
     "PAIRINGS",
@@ -17,7 +18,6 @@ __all__ = [
     "axis_blocks",
     "check_blocks",
     "pair_channels",
-    "swapped",
 ]
 
 Pairing = Literal["interleaved", "half", "half_per_axis"]
@@ -47,11 +47,8 @@ class Turning(NamedTuple):
 
 def as_it_lies(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning] | None:
     """Tables and settings for ``x`` with heads and tokens swapped, where it lies in that order; else None."""
-    return None if x.ndim == 2 or x.stride(-3) >= x.stride(-2) else swapped(cos, sin, how)
-
-
-def swapped(cos: Tensor, sin: Tensor, how: Turning) -> tuple[Tensor, Tensor, Turning]:
-    """Tables and settings for a tensor with heads and tokens swapped."""
+    if x.ndim == 2 or not guard_or_false(x.stride(-3) < x.stride(-2)):  # strides are symbols in a graph
+        return None
     cos, sin = (table.transpose(-2, -3) if table.ndim > 2 else table.unsqueeze(-2) for table in (cos, sin))
     return cos, sin, how._replace(token_dim=-5 - how.token_dim)
 

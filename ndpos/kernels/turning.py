@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ndpos.kernels.choice import choose
 from ndpos.kernels.compiled import turn_compiled
 from ndpos.kernels.eager import turn_eager
-from ndpos.kernels.lanes import turn_traced
+from ndpos.kernels.lanes import seen_through, turn_traced
 from ndpos.kernels.pairing import Source, Turning, axis_blocks
 
 __all__ = ["exact_tables", "table_gradients", "turn_all", "turn_now"]
@@ -63,10 +62,8 @@ def _own_kernels(device: torch.device, tensors: Sequence[Tensor]) -> bool:
     return (
         not torch.compiler.is_compiling()
         and device.type in ("cpu", "cuda")
-        and set(map(type, tensors)) <= {Tensor, torch.nn.Parameter}
-        and not torch._C._are_functorch_transforms_active()
+        and not seen_through(tensors)
         and not torch._C._len_torch_dispatch_stack()
-        and forward_ad._current_level < 0
         and not any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
     )
 

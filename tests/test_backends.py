@@ -15,7 +15,7 @@ import ndpos
 from ndpos.kernels import PAIRINGS, choice, compiled, eager
 from ndpos.kernels.pairing import Turning
 from ndpos.kernels.plain import turn_plain
-from ndpos.kernels.turning import turn_all
+from ndpos.kernels.turning import exact_tables, turn_all
 
 every_pairing = pytest.mark.parametrize("pairing", PAIRINGS)
 HALVES = (torch.float16, torch.bfloat16)
@@ -97,20 +97,40 @@ def test_the_eager_way_is_the_formula_whatever_the_layout(pairing, layout, inver
 @given(layouts(), st.integers(1, 200))
 def test_turning_block_by_block_changes_nothing(pairing, layout, block):
     x, cos, sin, how = layout
-    how = turning(pairing, **how)
+    how, (cos, sin) = turning(pairing, **how), exact_tables(x, cos, sin)
     whole = torch.empty_like(x)
-    eager.turn_eager(x, cos, sin, how, whole)
+    eager.turn_eager((x,), cos, sin, how, (whole,))
     limits = {"BLOCK": block, "LEAST": 64, "SHARE": 0}
     kept = {name: getattr(eager, name) for name in limits}
     try:
         for name, value in limits.items():
             setattr(eager, name, value)
         cut = torch.empty_like(x)
-        eager.turn_eager(x, cos, sin, how, cut)
+        eager.turn_eager((x,), cos, sin, how, (cut,))
     finally:
         for name, value in kept.items():
             setattr(eager, name, value)
     close(cut, whole.double(), x.dtype)
+
+
+@every_pairing
+@settings(max_examples=60)
+@given(layouts(), layouts(), st.booleans(), st.sampled_from([64, eager.LEAST]))
+def test_queries_and_keys_turned_together_are_each_turned_alone(pairing, layout, other, inverse, least):
+    x, cos, sin, how = layout
+    fits = other[0].shape[:1] == x.shape[:1] and other[3] == how and cos.ndim < 3
+    fits = fits and other[0].shape[how["token_dim"]] == x.shape[how["token_dim"]]
+    y = other[0].to(x.dtype) if fits else x.transpose(0, 1).flip(-1).contiguous().transpose(0, 1)
+    how = turning(pairing, inverse=inverse, **how)
+    kept = eager.LEAST, eager.SHARE
+    try:
+        eager.LEAST, eager.SHARE = least, 0
+        together = turn_all((x, y), cos, sin, how, "eager")
+    finally:
+        eager.LEAST, eager.SHARE = kept
+    for one, turned in zip((x, y), together, strict=True):
+        assert turned.dtype == one.dtype
+        close(turned, exactly(one, cos, sin, how), one.dtype)
 
 
 @needs_compiler

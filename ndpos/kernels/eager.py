@@ -18,6 +18,7 @@ from ndpos.kernels.pairing import Turning, as_it_lies, axis_blocks
 __all__ = ["turn_eager"]
 
 Tables = tuple[Tensor, ...]
+Pair = tuple[Tensor, Tensor]  # of x and of the result
 Part = tuple[Tensor, Tensor, Tables]  # of x, of the result, and what turns it
 
 BLOCK = 2**18  # numbers that are passed over more than once before the next ones: caches hold them
@@ -26,15 +27,33 @@ SHARE = 1 / 8  # of the bytes of x: what copies of a block and tables made ready
 LEAST = 5 * 2**18  # or so many bytes, an eighth of 10 MB: under that, more blocks would cost more than they save
 
 
-def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -> None:
-    """Write ``x`` turned into ``out``, which is ``x`` itself or does not overlap it.
+def turn_eager(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, how: Turning, outs: Sequence[Tensor]) -> None:
+    """Write each of ``xs`` turned into its ``out``, which is ``x`` itself or does not overlap it.
 
-    ``cos`` and ``sin`` are in the dtype of the products, float32 or wider and not narrower than ``x``.
+    ``cos`` and ``sin`` are in the dtype of the products, float32 or wider and not narrower than any ``x``.
     """
-    in_place, width = out is x, 2 * cos.shape[-1]
-    swapped = as_it_lies(x, cos, sin, how)
-    if swapped is not None:  # so that blocks and their copies are contiguous
-        x, out, (cos, sin, how) = x.transpose(-2, -3), out.transpose(-2, -3), swapped
+    lie = [as_it_lies(x, cos, sin, how) for x in xs]
+    if len({(x.dtype, swapped is None) for x, swapped in zip(xs, lie, strict=True)}) > 1:
+        for x, out in zip(xs, outs, strict=True):
+            turn_eager((x,), cos, sin, how, (out,))
+        return
+    alone = [out is x for x, out in zip(xs, outs, strict=True)]
+    if lie[0] is not None:  # so that blocks and their copies are contiguous
+        xs, outs = [x.transpose(-2, -3) for x in xs], [out.transpose(-2, -3) for out in outs]
+        cos, sin, how = lie[0]
+    width = 2 * cos.shape[-1]
+    pairs = [_turned_part(*pair, width, how) for pair in zip(xs, outs, alone, strict=True)]
+    if not any(x.numel() for x, _ in pairs):
+        return
+    if how.pairing == "interleaved":
+        _turn_interleaved(pairs, (cos, sin), how)
+    else:
+        for (x, out), in_place in zip(pairs, alone, strict=True):
+            _turn_halves(x, out, (cos, sin), how, in_place)
+
+
+def _turned_part(x: Tensor, out: Tensor, in_place: bool, width: int, how: Turning) -> Pair:
+    """Tokens and channels that turn; the others are copied here."""
     if how.num_prefix or how.num_suffix:
         before, x, after = how.parted(x)
         out_before, out, out_after = how.parted(out)
@@ -46,33 +65,37 @@ def turn_eager(x: Tensor, cos: Tensor, sin: Tensor, how: Turning, out: Tensor) -
         if not in_place:
             out[..., width:].copy_(x[..., width:])
         x, out = x[..., :width], out[..., :width]
-    if not x.numel():
-        return
-    budget = max(LEAST, int(SHARE * x.nbytes)) if x.is_cpu else x.nbytes * 16
-    if how.pairing == "interleaved":
-        _turn_interleaved(x, out, cos, sin, how, budget)
-    else:
-        _turn_halves(x, out, cos, sin, how, budget, in_place)
+    return x, out
 
 
-def _turn_interleaved(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning, budget: int) -> None:
-    direct = x.dtype == cos.dtype and _complex_views(x, out)
-    scratch = None if direct else _Scratch(x, cos, budget, 1)
-    for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
+def _budget(x: Tensor) -> int:
+    return max(LEAST, int(SHARE * x.nbytes)) if x.is_cpu else x.nbytes * 16
+
+
+def _turn_interleaved(pairs: Sequence[Pair], tables: Tables, how: Turning) -> None:
+    """All of ``pairs`` by tables made ready once: as large as ``x`` where angles differ by head."""
+    largest = max((x for x, _ in pairs), key=Tensor.numel)
+    budget, direct = _budget(largest), largest.dtype == tables[0].dtype
+    direct = direct and all(_complex_views(*pair) for pair in pairs)
+    room = budget - min(2 * tables[0].nbytes, budget // 2)
+    scratch = None if direct else _Scratch(largest, tables[0], room, 1)
+    for parts, (c, s) in _by_tables(pairs, tables, budget // 2):
         turns = torch.complex(c, s)
         turns = turns.conj() if how.inverse else turns
-        if scratch is None:
-            torch.mul(_as_complex(part), turns, out=_as_complex(into))
-            continue
-        for block, block_into, (its,) in _cuts(part, into, (turns,), scratch.most):
-            (exact,) = scratch.like(block)
-            exact.copy_(block)
-            _as_complex(exact).mul_(its)
-            block_into.copy_(exact)
+        for part, into in parts:
+            if scratch is None:
+                torch.mul(_as_complex(part), turns, out=_as_complex(into))
+                continue
+            for block, block_into, (its,) in _cuts(part, into, (turns,), scratch.most):
+                (exact,) = scratch.like(block)
+                exact.copy_(block)
+                _as_complex(exact).mul_(its)
+                block_into.copy_(exact)
 
 
-def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning, budget: int, in_place: bool) -> None:
-    counts, halves = _widths(how, cos.shape[-1])
+def _turn_halves(x: Tensor, out: Tensor, tables: Tables, how: Turning, in_place: bool) -> None:
+    cos, sin = tables
+    budget, (counts, halves) = _budget(x), _widths(how, cos.shape[-1])
     sign = -1 if how.inverse else 1
     copies = 2 if x.dtype != cos.dtype else 1 if in_place else 0
     if x.numel() <= FEW:
@@ -82,23 +105,24 @@ def _turn_halves(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, how: Turning,
         if copies == 2:
             out.copy_(turned)
         return
+    # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows. Not
+    # worth its making where it takes the room of blocks: angles that differ by head or sample, or very many tokens.
+    doubles = 2 * cos.nbytes <= (budget // 3 if copies else budget)
+    if doubles:
+        budget -= 2 * cos.nbytes
+        cos = torch.cat([piece for piece in _pieces(cos, counts) for _ in range(2)], dim=-1)
     scratch = _Scratch(x, cos, budget, copies, halves)
-    for part, into, (c, s) in _by_tokens(x, out, (cos, sin), how, budget // 2):
-        # Cos for both channels of a pair: one product over all channels takes half the time of two over short rows. Not
-        # worth its making where it turns little more than itself: angles per head and sample.
-        doubles = 4 * c.numel() <= part.numel()
-        cosines = torch.cat([piece for piece in _pieces(c, counts) for _ in range(2)], dim=-1) if doubles else c
-        for block, result, (its_cos, its_sin) in _cuts(part, into, (cosines, s), scratch.most):
-            exact = scratch.like(block)
-            source = exact[0].copy_(block) if copies else block
-            turned = exact[1] if copies == 2 else result
-            sources = scratch.pieces[0] if copies else _pieces(source, halves)
-            results = scratch.pieces[1] if copies == 2 else _pieces(turned, halves)
-            if doubles:
-                torch.mul(source, its_cos, out=turned)
-            _turn_pieces(sources, results, None if doubles else its_cos, its_sin, counts, sign)
-            if turned is not result:
-                result.copy_(turned)
+    for block, result, (its_cos, its_sin) in _cuts(x, out, (cos, sin), scratch.most):
+        exact = scratch.like(block)
+        source = exact[0].copy_(block) if copies else block
+        turned = exact[1] if copies == 2 else result
+        sources = scratch.pieces[0] if copies else _pieces(source, halves)
+        results = scratch.pieces[1] if copies == 2 else _pieces(turned, halves)
+        if doubles:
+            torch.mul(source, its_cos, out=turned)
+        _turn_pieces(sources, results, None if doubles else its_cos, its_sin, counts, sign)
+        if turned is not result:
+            result.copy_(turned)
 
 
 def _turn_pieces(
@@ -126,15 +150,14 @@ def _pieces(x: Tensor, widths: list[int]) -> Sequence[Tensor]:
 
 
 class _Scratch:
-    """Room for blocks of ``x`` in the dtype of the tables, in what tables made ready leave of the budget.
+    """Room for blocks of ``x`` in the dtype of the tables, within ``budget`` bytes.
 
     Made once, since the system hands out new pages slowly; its views are made again for another shape only, since half
     a dozen of them take as long as a block.
     """
 
     def __init__(self, x: Tensor, cos: Tensor, budget: int, copies: int, widths: list[int] | None = None) -> None:
-        most_bytes = (budget - min(2 * cos.nbytes, budget // 2)) // max(1, copies)
-        size = min(x.numel(), BLOCK if x.is_cpu else x.numel(), most_bytes // cos.itemsize)
+        size = min(x.numel(), BLOCK if x.is_cpu else x.numel(), budget // max(1, copies) // cos.itemsize)
         self.most = max(size, x.shape[-1]) if copies else BLOCK
         self.widths, self.shape = widths, torch.Size()
         self.buffers = [torch.empty(self.most, dtype=cos.dtype, device=x.device) for _ in range(copies)]
@@ -150,16 +173,22 @@ class _Scratch:
         return self.views
 
 
-def _by_tokens(x: Tensor, out: Tensor, tables: Tables, how: Turning, most_bytes: int) -> Iterator[Part]:
-    """All tokens at once; fewer where tables made ready for them would take more than ``most_bytes``.
+def _by_tables(pairs: Sequence[Pair], tables: Tables, most_bytes: int) -> Iterator[tuple[Sequence[Pair], Tables]]:
+    """All at once; cut where tables made ready would take more than ``most_bytes``, along what they lie furthest apart.
 
-    Those of the tokens before are still held when the next are made, hence the half.
+    Those of the part before are still held when the next are made, hence the half.
     """
-    tokens, made_ready = x.shape[how.token_dim], 2 * tables[0].nbytes
-    if made_ready <= most_bytes or tokens == 1:
-        yield x, out, tables
-    else:
-        yield from _cut(x, out, tables, how.token_dim, max(1, tokens * most_bytes // (2 * made_ready)))
+    table, made_ready = tables[0], 2 * tables[0].nbytes
+    dim = _furthest_apart(table) if made_ready > most_bytes else None
+    if dim is None:
+        yield pairs, tables
+        return
+    most_bytes //= 2
+    count = max(1, table.shape[dim] * most_bytes // made_ready)
+    cut = [zip(torch.split(x, count, dim), torch.split(out, count, dim), strict=True) for x, out in pairs]
+    their = zip(*(torch.split(each, count, dim) for each in tables), strict=True)
+    for part, its in zip(zip(*cut, strict=True), their, strict=True):
+        yield from _by_tables(part, its, most_bytes)
 
 
 def _cuts(x: Tensor, out: Tensor, tables: Tables, most: int) -> Iterator[Part]:
@@ -167,13 +196,19 @@ def _cuts(x: Tensor, out: Tensor, tables: Tables, most: int) -> Iterator[Part]:
     if x.numel() <= most:
         yield x, out, tables
         return
-    strides = [stride if size > 1 else -1 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    if max(strides, default=-1) < 0:
+    dim = _furthest_apart(x)
+    if dim is None:
         yield x, out, tables
         return
-    dim = strides.index(max(strides)) - x.ndim
     for part, into, their in _cut(x, out, tables, dim, max(1, most * x.shape[dim] // x.numel())):
         yield from _cuts(part, into, their, most)
+
+
+def _furthest_apart(x: Tensor) -> int | None:
+    """The dimension to cut, counted from the end: the one with the largest stride, never the channels."""
+    strides = [stride if size > 1 else -1 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+    furthest = max(strides, default=-1)
+    return None if furthest < 0 else strides.index(furthest) - x.ndim
 
 
 def _cut(x: Tensor, out: Tensor, tables: Tables, dim: int, count: int) -> Iterator[Part]:

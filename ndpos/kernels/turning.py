@@ -103,8 +103,7 @@ def turn_now(
             lattice=source.lattice,
         )
     else:
-        for x, result in zip(xs, results, strict=True):
-            turn_eager(x, cos, sin, how, result)
+        turn_eager(xs, cos, sin, how, results)
     return results
 
 

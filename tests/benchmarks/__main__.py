@@ -21,7 +21,7 @@ SECTIONS = {
     "memory": [memory.jobs],
     "tables": [tables.jobs],
     "models": [models.jobs],
-    "rotation": [rotation.jobs, rotation.both_jobs],
+    "rotation": [rotation.jobs, rotation.both_jobs, rotation.heads_jobs],
 }
 DTYPES = ("float32", "bfloat16", "float16")
 ON_CUDA = {

@@ -49,9 +49,11 @@ SHAPES = {
 }
 
 
-def turns(settings: Settings, shape: Shape, pairing: str) -> Iterator[tuple[str, ndpos.Rotation]]:
+def turns(
+    settings: Settings, shape: Shape, pairing: str, heads: int | None = None
+) -> Iterator[tuple[str, ndpos.Rotation]]:
     """A ready Rotation for every backend that this machine can run, by the backend's name."""
-    rope = ndpos.RotaryEmbedding(ndpos.split(shape.head_dim, len(shape.sizes)), pairing=pairing)
+    rope = ndpos.RotaryEmbedding(ndpos.split(shape.head_dim, len(shape.sizes)), pairing=pairing, heads=heads)
     turn = rope.on_grid(shape.sizes, num_prefix=shape.num_prefix, device=settings.device)
     if not hasattr(ndpos, "backends") or "backend" not in {part.name for part in dataclasses.fields(turn)}:
         settings.skip("ndpos compiled, Triton", "this ndpos has no backends")
@@ -196,3 +198,30 @@ def measure_both(settings: Settings, name: str) -> Iterator[Row]:
                 times = in_turn({"both": both}, apart, pairs=settings.pairs, clock=settings.clock, label=case)
             seen = times.over_reference("both")
             yield Row("rotation", case, f"ndpos {backend}, {pairing}: both(q, k)", "turn(q), turn.keys(k)", seen)
+
+
+def heads_jobs(settings: Settings) -> Iterator[Job]:
+    """An angle for each head (RoPE-Mixed) against one for all of them."""
+    for name in settings.shapes or BOTH_SHAPES:
+        for dtype in settings.dtypes:
+            yield Job(f"{name} {dtype} heads", lambda name=name, dtype=dtype: measure_heads(settings, name, dtype))
+
+
+def measure_heads(settings: Settings, name: str, dtype: str) -> Iterator[Row]:
+    torch.compiler.reset()
+    case = f"{name} {dtype} heads"
+    q = SHAPES[name].queries(settings, dtype)
+    k = q.flip(0).contiguous()
+    for pairing in PAIRINGS:
+        shared = dict(turns(settings, SHAPES[name], pairing))
+        for backend, apart in turns(settings, SHAPES[name], pairing, SHAPES[name].heads):
+            with torch.inference_mode():
+                times = in_turn(
+                    {"apart": Task(lambda apart=apart: apart.both(q, k))},
+                    Task(lambda turn=shared[backend]: turn.both(q, k)),
+                    pairs=settings.pairs,
+                    clock=settings.clock,
+                    label=case,
+                )
+            seen = times.over_reference("apart")
+            yield Row("rotation", case, f"ndpos {backend}, {pairing}: an angle for each head", "one for all", seen)

@@ -50,30 +50,48 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
             return unturned
         batch, tokens, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
-        qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
-        if isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity):
-            # Turned as (batch, tokens, heads, head_dim), as they lie: attention then lays its output out so that
-            # joining heads is a view. Heads first, the output projection would keep a copy (5 % of a ViT-S's training
-            # memory).
-            q, k, v = qkv.unbind(2)
-            q, k = (turned.transpose(1, 2) for turned in turn.both(q, k, token_dim=-3))
-            # The backward keeps q, k and v. As a view, v would keep all of qkv, two thirds of it for nothing: 18 % of
-            # that memory, at the price of this copy.
-            v = (v.clone() if torch.is_grad_enabled() else v).transpose(1, 2)
-        else:  # norms lay q and k out heads first, and keep qkv as their input
-            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-            q, k = turn.both(self.q_norm(q), self.k_norm(k))
-        if self.fused_attn:
-            dropout = self.attn_drop.p if self.training else 0.0
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
-        else:
-            scores = (q * self.scale) @ k.transpose(-2, -1)
-            if is_causal:
-                mask = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).tril()
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-            x = self.attn_drop(scores.softmax(dim=-1)) @ v
-        x = self.norm(x.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).unbind(2)
+        q, k, v = turned(self, turn, q, k, v)
+        x = self.norm(attend(self, q, k, v, mask, is_causal).transpose(1, 2).reshape(batch, tokens, self.attn_dim))
         x = x if gate is None else x * gate
         out: Tensor = self.proj_drop(self.proj(x))
         return out
+
+
+def turned(attention: Any, turn: Rotation, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys normed and turned, heads first; all three are ``(batch, tokens, heads, head_dim)`` before."""
+    if isinstance(attention.q_norm, nn.Identity) and isinstance(attention.k_norm, nn.Identity):
+        # Turned as they lie: attention then lays its output out so that joining heads is a view. Heads first, the
+        # output projection would keep a copy (5 % of a ViT-S's training memory).
+        q, k = (each.transpose(1, 2) for each in turn.both(q, k, token_dim=-3))
+        # The backward keeps q, k and v. As a view, v would keep all of qkv, two thirds of it for nothing: 18 % of
+        # that memory, at the price of this copy.
+        return q, k, (v.clone() if torch.is_grad_enabled() else v).transpose(1, 2)
+    # Norms lay q and k out heads first, and keep qkv as their input.
+    q, k = attention.q_norm(q.transpose(1, 2)), attention.k_norm(k.transpose(1, 2))
+    q, k = turn.both(q, k)
+    return q.type_as(v), k.type_as(v), v.transpose(1, 2)
+
+
+def attend(
+    attention: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention as timm computes it, fused or not; ``scale`` as that of the module if not given."""
+    if attention.fused_attn:
+        dropout = attention.attn_drop.p if attention.training else 0.0
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+        )
+    scores = (q if scale == 1 else q * (attention.scale if scale is None else scale)) @ k.transpose(-2, -1)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    out: Tensor = attention.attn_drop(scores.softmax(dim=-1)) @ v
+    return out

@@ -7,9 +7,21 @@ try:
 except ImportError as error:
     raise ImportError("ndpos.timm needs timm 1.0.31 or newer: pip install 'ndpos[timm]'.") from error
 
+from ndpos.timm.convention import Convention
 from ndpos.timm.decay import no_weight_decay
 from ndpos.timm.fused import fuse_rope, unfuse_rope
 from ndpos.timm.regrid import resize
+from ndpos.timm.rotating import rope_of, set_rope
 from ndpos.timm.wrap import add_rope, set_table
 
-__all__ = ["add_rope", "fuse_rope", "no_weight_decay", "resize", "set_table", "unfuse_rope"]
+__all__ = [
+    "Convention",
+    "add_rope",
+    "fuse_rope",
+    "no_weight_decay",
+    "resize",
+    "rope_of",
+    "set_rope",
+    "set_table",
+    "unfuse_rope",
+]

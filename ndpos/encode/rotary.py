@@ -14,7 +14,7 @@ from ndpos.kernels import Backend, Lattice, Pairing, check_backend, check_blocks
 from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_in_rows, turns_on_grid
 from ndpos.rotation import Rotation
-from ndpos.sizes import finite, refuse_tracing, whole
+from ndpos.sizes import finite, numbers_per_axis, refuse_tracing, whole
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["RotaryEmbedding", "rotate"]
@@ -205,7 +205,7 @@ class RotaryEmbedding(nn.Module):
         *,
         num_prefix: int = 0,
         num_suffix: int = 0,
-        strength: float | Tensor = 1.0,
+        strength: float | Sequence[float] | Tensor = 1.0,
         dtype: torch.dtype = torch.float32,
     ) -> Rotation:
         """The rotation of tokens at ``coords``.
@@ -214,8 +214,9 @@ class RotaryEmbedding(nn.Module):
             coords: ``(tokens, axes)`` for all samples or ``(*batch, tokens, axes)``; integers stay exact. A grid is
                 flattened by the caller: ``grid(...).flatten(0, -2)``.
             num_prefix, num_suffix: Tokens before and after these (class, register) that are not to be turned.
-            strength: What every angle is multiplied by; at 0 nothing is turned. A tensor without dimensions can change
-                from call to call of a compiled model without a new graph; a number is part of the graph.
+            strength: What angles are multiplied by, those of all axes or one number per axis; at 0 nothing is turned. A
+                tensor, without dimensions or ``(axes,)``, can change from call to call of a compiled model without a
+                new graph; a number is part of the graph.
             dtype: Of cos and sin: float32, or float64 on request, whatever the queries will be.
 
         Returns:
@@ -226,7 +227,7 @@ class RotaryEmbedding(nn.Module):
         """
         caller = "ndpos.RotaryEmbedding"
         refuse_tracing(caller)
-        _check_strength(caller, strength)
+        _check_strength(caller, strength, self.split.axes)
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{caller}: cos and sin are float32 or float64, got {dtype}. Queries keep their own dtype."
@@ -278,7 +279,7 @@ class RotaryEmbedding(nn.Module):
         align: Align = "centre",
         num_prefix: int = 0,
         num_suffix: int = 0,
-        strength: float | Tensor = 1.0,
+        strength: float | Sequence[float] | Tensor = 1.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Rotation:
@@ -303,25 +304,31 @@ class RotaryEmbedding(nn.Module):
         rotation: Rotation = self(lattice, num_prefix=num_prefix, num_suffix=num_suffix, strength=strength, dtype=dtype)
         return rotation
 
-    def _matrix(self, device: torch.device, strength: float | Tensor) -> Tensor:
+    def _matrix(self, device: torch.device, strength: float | Sequence[float] | Tensor) -> Tensor:
         matrix = self.frequency_matrix(device)
         if isinstance(strength, Tensor):
-            return matrix * strength.to(device=matrix.device, dtype=matrix.dtype)
-        return matrix if strength == 1 else matrix * strength
+            factors = strength.to(device=matrix.device, dtype=matrix.dtype)
+            return matrix * (factors.unsqueeze(-1) if factors.ndim else factors)
+        by: Any = strength
+        if hasattr(by, "__len__"):
+            return matrix * matrix.new_tensor([float(each) for each in by]).unsqueeze(-1)
+        scaled: Tensor = matrix if by == 1 else matrix * by
+        return scaled
 
     def extra_repr(self) -> str:
         shape = "x".join(str(size) for size in self.matrix.shape)
         return f"{self.split!r}, pairing={self.pairing!r}, frequencies={shape}, learnable={self.learnable}"
 
 
-def _check_strength(caller: str, strength: float | Tensor) -> None:
+def _check_strength(caller: str, strength: Any, axes: int) -> None:
     if not isinstance(strength, Tensor):
         if not torch.compiler.is_compiling():  # a symbolic number cannot be asked whether it is finite
-            finite(caller, "strength", strength)
-    elif strength.ndim or not strength.dtype.is_floating_point:
+            for by in numbers_per_axis(caller, "strength", strength, axes):
+                finite(caller, "strength", by)
+    elif tuple(strength.shape) not in ((), (axes,)) or not strength.dtype.is_floating_point:
         raise ValueError(
-            f"{caller}: strength is a number or a floating tensor without dimensions, got {tuple(strength.shape)} "
-            f"{strength.dtype}."
+            f"{caller}: strength is a number, one number per axis, or a floating tensor () or ({axes},), got "
+            f"{tuple(strength.shape)} {strength.dtype}."
         )
 
 

@@ -12,10 +12,12 @@ from ndpos.timm.decay import no_weight_decay
 from ndpos.timm.fused import fuse_rope, unfuse_rope
 from ndpos.timm.regrid import resize
 from ndpos.timm.rotating import rope_of, set_rope
+from ndpos.timm.schedule import Schedule
 from ndpos.timm.wrap import add_rope, set_table
 
 __all__ = [
     "Convention",
+    "Schedule",
     "add_rope",
     "fuse_rope",
     "no_weight_decay",

@@ -31,20 +31,23 @@ class Carried:
         self.turn, self.mask = turn, mask
 
 
+def given(carried: Any, is_causal: bool = False) -> tuple[Rotation | None, Tensor | None]:
+    """The rotation and the mask that came down the call."""
+    if not isinstance(carried, Carried):
+        raise ValueError(
+            "ndpos.timm: a block of a model wrapped by add_rope was called without the model's forward, so it has "
+            "no rotation. Call model(...), model.forward_features(...) or model.forward_intermediates(...)."
+        )
+    if is_causal and carried.mask is not None:
+        raise ValueError("ndpos.timm: give attn_mask or is_causal, not both; a causal mask can be part of attn_mask.")
+    return carried.turn, carried.mask
+
+
 class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
     """timm's ``Attention`` with queries and keys turned; made by ``add_rope``, never built by hand."""
 
     def forward(self, x: Tensor, attn_mask: Any = None, is_causal: bool = False) -> Tensor:
-        if not isinstance(attn_mask, Carried):
-            raise ValueError(
-                "ndpos.timm: a block of a model wrapped by add_rope was called without the model's forward, so it has "
-                "no rotation. Call model(...), model.forward_features(...) or model.forward_intermediates(...)."
-            )
-        turn, mask = attn_mask.turn, attn_mask.mask
-        if is_causal and mask is not None:
-            raise ValueError(
-                "ndpos.timm: give attn_mask or is_causal, not both; a causal mask can be part of attn_mask."
-            )
+        turn, mask = given(attn_mask, is_causal)
         if turn is None:
             unturned: Tensor = super().forward(x, attn_mask=mask, is_causal=is_causal)
             return unturned
@@ -60,7 +63,8 @@ class RotaryAttention(Attention):  # type: ignore[misc]  # timm is untyped
 
 def turned(attention: Any, turn: Rotation, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys normed and turned, heads first; all three are ``(batch, tokens, heads, head_dim)`` before."""
-    if isinstance(attention.q_norm, nn.Identity) and isinstance(attention.k_norm, nn.Identity):
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]  # BEiT's attention has none
+    if all(norm is None or isinstance(norm, nn.Identity) for norm in norms):
         # Turned as they lie: attention then lays its output out so that joining heads is a view. Heads first, the
         # output projection would keep a copy (5 % of a ViT-S's training memory).
         q, k = (each.transpose(1, 2) for each in turn.both(q, k, token_dim=-3))

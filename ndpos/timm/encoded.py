@@ -6,18 +6,16 @@ image sizes through one model. What is kept of them between calls is asked for b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 import torch.utils._pytree as pytree
-from timm.layers import Attention, resample_abs_pos_embed
+from timm.layers import PatchDropoutWithIndices, resample_abs_pos_embed
 from timm.layers.patch_dropout import patch_dropout_forward
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ndpos.encode.rotary import RotaryEmbedding
@@ -25,6 +23,7 @@ from ndpos.resample import resize as resize_table
 from ndpos.rotation import Rotation
 from ndpos.sizes import finite
 from ndpos.timm.attention import Carried
+from ndpos.timm.blocks import TURNING
 from ndpos.timm.kept import on_grid
 from ndpos.timm.loading import fit_state_dict, table_prefix
 from ndpos.timm.tables import table_rows
@@ -40,8 +39,10 @@ class Encoded(nn.Module):
     Attributes:
         rope: The RotaryEmbedding whose rotation every block gets, or None.
         table: The additive encoding set by ``set_table`` in place of ``pos_embed``, or None.
-        absolute: What becomes of ``pos_embed``: ``"keep"``, ``"fade"`` (times 1 - strength), ``"drop"``.
-        strength: From 0, no rotation, to 1: what angles are multiplied by. Can be set at any time.
+        absolute: What becomes of ``pos_embed``: ``"keep"``, ``"fade"`` (times 1 - fade), ``"drop"``.
+        strength: From 0, no rotation, to 1: what angles are multiplied by, of both axes or of (y, x). Can be set at any
+            time, and so can
+        fade: How much of a fading table is gone, from 0 to 1; None follows the strength, the smaller one of two.
         reference_sizes: Patches per axis whose coordinates the rotation keeps, or None for grid steps.
         table_reference_sizes: The same for ``table``.
     """
@@ -61,26 +62,47 @@ class Encoded(nn.Module):
     num_prefix_tokens: int
     dynamic_img_size: bool
     grad_checkpointing: bool
-    _strength: float
-    # The same for graphs, into which a number would be fixed. No buffer: never state, never moved or cast.
+    drops_without_table = False  # whether timm's forward drops entries of the tokens of a model without a table
+    _strength: float | tuple[float, float]
+    _fade: float | None = None
+    # The same for graphs, into which numbers would be fixed. No buffers: never state, never moved or cast.
     _strength_in_graphs: Tensor
+    _weight_in_graphs: Tensor
 
     @property
-    def strength(self) -> float:
+    def strength(self) -> float | tuple[float, float]:
         return self._strength
 
     @strength.setter
-    def strength(self, value: float) -> None:
+    def strength(self, value: float | Sequence[float]) -> None:
         self._strength = check_strength("ndpos.timm", value)
+        self._keep_for_graphs()
+
+    @property
+    def fade(self) -> float | None:
+        return self._fade
+
+    @fade.setter
+    def fade(self, value: float | None) -> None:
+        self._fade = None if value is None else check_part("ndpos.timm", "fade", value)
+        self._keep_for_graphs()
+
+    def _keep_for_graphs(self) -> None:
         with torch.inference_mode(False):  # a tensor born in inference mode could not take part in training
-            self._strength_in_graphs = torch.tensor(self._strength, dtype=torch.float64, device="cpu")
+            self._strength_in_graphs = torch.tensor(_per_axis(self._strength), dtype=torch.float64, device="cpu")
+            self._weight_in_graphs = torch.tensor(self._table_weight(), dtype=torch.float64, device="cpu")
+
+    def _table_weight(self) -> float:
+        """What is left of a fading table: as much as the least turned axis still needs, unless ``fade`` says."""
+        return 1 - (min(_per_axis(self._strength)) if self._fade is None else self._fade)
 
     # ---- the forward ------------------------------------------------------------------------------------------
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         x, turn, _, _ = self._enter(x)
+        mask = self._mask(attn_mask, is_causal)
         for index, block in enumerate(self.blocks):
-            x = self._through(block, x, _of_layer(turn, index), attn_mask, is_causal)
+            x = self._through(block, x, _of_layer(turn, index), mask, is_causal)
         out: Tensor = self.norm(x)
         return out
 
@@ -107,9 +129,9 @@ class Encoded(nn.Module):
                 "ndpos.timm: patches were dropped, so features are no (height, width) grid. Take output_fmt='NLC', or "
                 "model.eval(), which drops none."
             )
-        seen = []
+        seen, mask = [], self._mask(attn_mask, is_causal)
         for index, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
-            x = self._through(block, x, _of_layer(turn, index), attn_mask, is_causal)
+            x = self._through(block, x, _of_layer(turn, index), mask, is_causal)
             if index in wanted:
                 seen.append(self.norm(x) if norm else x)
         prefix = [each[:, : self.num_prefix_tokens] for each in seen]
@@ -134,37 +156,47 @@ class Encoded(nn.Module):
         if patches.ndim == 4:
             sizes, patches = patches.shape[1:3], patches.flatten(1, 2)
         x = self._with_table(patches, sizes)
-        turn, drop = self._rotation(sizes, x), self.patch_drop
+        drop: Any = getattr(self, "patch_drop", None)
+        turn = self._rotation(sizes, x)
         dropped = bool(self.training and getattr(drop, "prob", 0.0) > 0)
         if dropped:
             # The model's count of prefix tokens: by timm's layer's own, distillation tokens are dropped like patches.
             x, kept = patch_dropout_forward(x, drop.prob, self.num_prefix_tokens, drop.ordered, training=True)
             turn = turn if turn is None else turn.take(kept)
-        else:
+        elif drop is not None and type(drop) is not PatchDropoutWithIndices:
             x = drop(x)
-        return self.norm_pre(x), turn, sizes, dropped
+        norm_pre = getattr(self, "norm_pre", None)
+        return x if norm_pre is None else norm_pre(x), turn, sizes, dropped
 
     def _through(
         self, block: nn.Module, x: Tensor, turn: Rotation | None, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """One block, checkpointed where timm would."""
-        if self.rope is not None and type(getattr(block, "attn", None)) is Attention:
+        if self.rope is not None and (type(getattr(block, "attn", None)) in TURNING or type(block) in TURNING):
             raise ValueError(
                 "ndpos.timm: a block with timm's plain Attention stands in a model wrapped by add_rope, where it would "
                 "not be turned. Put blocks in before wrapping."
             )
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
-            out: Tensor = block(x, attn_mask=self._carried(turn, mask), is_causal=is_causal)
-            return out
+            return self._call(block, x, turn, mask, is_causal)
         # Reentrant checkpointing sees gradients of positional tensors only: learned frequencies reach it as those.
         tensors, spec = pytree.tree_flatten((turn, mask))
 
         def run(x: Tensor, *tensors: Tensor) -> Any:
             turn, mask = pytree.tree_unflatten(tensors, spec)
-            return block(x, attn_mask=self._carried(turn, mask), is_causal=is_causal)
+            return self._call(block, x, turn, mask, is_causal)
 
         again: Tensor = checkpoint(run, x, *tensors)
         return again
+
+    def _mask(self, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+        """What all blocks add to their scores."""
+        return mask
+
+    def _call(self, block: nn.Module, x: Tensor, turn: Rotation | None, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """A block, with the rotation in the argument that it hands on to its attention."""
+        out: Tensor = block(x, attn_mask=self._carried(turn, mask), is_causal=is_causal)
+        return out
 
     def _carried(self, turn: Rotation | None, mask: Tensor | None) -> Any:
         """What a block gets for its ``attn_mask``: timm's own attention takes nothing but a mask."""
@@ -174,34 +206,39 @@ class Encoded(nn.Module):
 
     def _rotation(self, sizes: Sequence[int], x: Tensor) -> Rotation | None:
         """The rotation of the patches on their grid, for tokens x; once per forward."""
-        if self.rope is None:
+        settings = self._settings(x)
+        if settings is None or self.rope is None:
             return None
-        settings: dict[str, Any] = {"num_prefix": self.num_prefix_tokens, "device": x.device}
-        if x.dtype == torch.float64:
-            settings["dtype"] = torch.float64
-        if torch.compiler.is_compiling():
-            settings["strength"] = self._strength_in_graphs
-        elif self.strength == 0 and not self.rope.learnable:
-            return None  # the model as it was, bit for bit; a graph turns by 0 instead, to serve every strength
-        elif self.strength != 1:
-            settings["strength"] = self.strength
         if self.reference_sizes is not None:
             settings["reference_sizes"] = self.reference_sizes
-        return on_grid(self.rope, sizes, **settings)
+        return on_grid(self.rope, sizes, device=x.device, **settings)
+
+    def _settings(self, x: Tensor) -> dict[str, Any] | None:
+        """How the rotation of tokens ``x`` is made, wherever they stand; None where nothing is to be turned."""
+        if self.rope is None:
+            return None
+        settings: dict[str, Any] = {"num_prefix": self.num_prefix_tokens}
+        if x.dtype == torch.float64:
+            settings["dtype"] = torch.float64
+        per_axis = _per_axis(self._strength)
+        if torch.compiler.is_compiling():
+            settings["strength"] = self._strength_in_graphs
+        elif not any(per_axis) and not self.rope.learnable:
+            return None  # the model as it was, bit for bit; a graph turns by 0 instead, to serve every strength
+        elif per_axis != (1, 1):
+            settings["strength"] = self._strength
+        return settings
 
     def _with_table(self, patches: Tensor, sizes: Sequence[int]) -> Tensor:
         """Prefix tokens, patches and whatever is added to them, in timm's order: class, distillation, registers."""
-        names = (
-            ("cls_token", "dist_token") if isinstance(self, VisionTransformerDistilled) else ("cls_token", "reg_token")
-        )
-        tokens = [
-            getattr(self, name).expand(patches.shape[0], -1, -1) for name in names if getattr(self, name) is not None
-        ]
+        prefix = [getattr(self, name, None) for name in ("cls_token", "dist_token", "reg_token")]
+        tokens = [each.expand(patches.shape[0], -1, -1) for each in prefix if each is not None]
         table = self._rows(patches, sizes)
         if table is None:
             x = torch.cat([*tokens, patches], dim=1) if tokens else patches
-            # timm drops no entries of a model without a table; one that is dropped or faded away is a model with one.
-            return x if self.pos_embed is None and self.table is None else self.pos_drop(x)
+            # timm's ViT drops no entries if it has no table; with one that is dropped or faded away it has one.
+            never = self.pos_embed is None and self.table is None and not self.drops_without_table
+            return x if never else self.pos_drop(x)
         spare = self.num_prefix_tokens + patches.shape[1] - table.shape[-2]
         if spare == self.num_prefix_tokens:
             x = torch.cat([*tokens, patches + table], dim=1) if tokens else patches + table
@@ -234,7 +271,7 @@ class Encoded(nn.Module):
                 f"{sizes[1]}. ndpos.timm.resize(model, image_size) moves it; dynamic_img_size=True takes any size."
             )
         if self.absolute == "fade":
-            table = table * (1 - (self._strength_in_graphs if torch.compiler.is_compiling() else self._strength))
+            table = table * (self._weight_in_graphs if torch.compiler.is_compiling() else self._table_weight())
         return table
 
     # ---- what training and loading ask of a model -------------------------------------------------------------
@@ -257,28 +294,27 @@ class Encoded(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-class EncodedVisionTransformer(Encoded, VisionTransformer):  # type: ignore[misc]  # timm is untyped
-    """timm's ``VisionTransformer`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
+def check_strength(caller: str, value: Any) -> float | tuple[float, float]:
+    """``value`` as a float from 0 to 1, or one for each of (y, x)."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != 2:
+            raise ValueError(f"{caller}: strength is one number, or one for each axis (y, x), got {value!r}.")
+        return check_part(caller, "strength", value[0]), check_part(caller, "strength", value[1])
+    return check_part(caller, "strength", value)
 
 
-class EncodedVisionTransformerDistilled(Encoded, VisionTransformerDistilled):  # type: ignore[misc]  # likewise
-    """timm's ``VisionTransformerDistilled`` with positions from ndpos; made by ``add_rope`` and ``set_table``."""
-
-
-ENCODED: Mapping[type[nn.Module], type[Encoded]] = {
-    VisionTransformer: EncodedVisionTransformer,
-    VisionTransformerDistilled: EncodedVisionTransformerDistilled,
-}
-
-
-def check_strength(caller: str, value: float) -> float:
+def check_part(caller: str, name: str, value: Any) -> float:
     """``value`` as a float from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{caller}: strength is a plain number, got {value!r}. A tensor or array? value.item().")
-    strength = finite(caller, "strength", value)
-    if not 0 <= strength <= 1:
-        raise ValueError(f"{caller}: strength is from 0, no rotation, to 1, the whole of it; got {value!r}.")
-    return strength
+        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}. A tensor or array? value.item().")
+    part = finite(caller, name, value)
+    if not 0 <= part <= 1:
+        raise ValueError(f"{caller}: {name} is from 0, none of it, to 1, the whole of it; got {value!r}.")
+    return part
+
+
+def _per_axis(strength: float | tuple[float, float]) -> tuple[float, float]:
+    return strength if isinstance(strength, tuple) else (strength, strength)
 
 
 def check_absolute(caller: str, absolute: str) -> None:

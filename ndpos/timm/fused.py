@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers.attention import AttentionRope
-from timm.models.eva import EvaAttention
+from timm.models.eva import Eva, EvaAttention
 from timm.models.gemma4_vit import Gemma4Attention
 from torch import Tensor, nn
 
@@ -55,7 +55,8 @@ def fuse_rope(model: nn.Module) -> nn.Module:
     """
     caller = "ndpos.timm.fuse_rope"
     found = _rotating(caller, model)
-    if not found:
+    unturned = any(isinstance(module, Eva) and module.rope is None for module in model.modules())
+    if not found or unturned:
         raise TypeError(
             f"{caller}: {type(model).__name__} holds no attention of timm that turns queries and keys. To give RoPE to "
             f"a model without it: ndpos.timm.add_rope(model)."

@@ -41,7 +41,7 @@ def fit_state_dict(model: Any, state_dict: dict[str, Any], prefix: str, errors: 
 
 def table_prefix(model: Any) -> int:
     """How many rows of ``pos_embed`` stand before the grid; the model may have more prefix tokens than those."""
-    return 0 if model.no_embed_class else int(model.num_prefix_tokens)
+    return 0 if getattr(model, "no_embed_class", False) else int(model.num_prefix_tokens)
 
 
 def _other_grid(model: Any, key: str, given: Tensor) -> str:

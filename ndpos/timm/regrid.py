@@ -17,6 +17,7 @@ from ndpos.patches import patch_sizes
 from ndpos.resample import resize as resize_table
 from ndpos.sizes import sizes_per_axis
 from ndpos.timm.encoded import Encoded
+from ndpos.timm.families import TABLED
 from ndpos.timm.loading import table_prefix
 from ndpos.timm.wrap import check_model
 
@@ -59,7 +60,7 @@ def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.opti
         Parameter instead.
     """
     caller = "ndpos.timm.resize"
-    check_model(caller, model)
+    check_model(caller, model, TABLED)
     ours: Any = model
     patches = ours.patch_embed
     if not isinstance(patches, PatchEmbed) or patches.grid_size is None:

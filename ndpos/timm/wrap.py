@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import torch
-from timm.layers import Attention, PatchDropout, PatchEmbed
-from timm.models.vision_transformer import Block, ResPostBlock
+from timm.layers import PatchDropout, PatchDropoutWithIndices, PatchEmbed
 from torch import nn
 
 from ndpos.encode.baselines import BinaryEmbedding
@@ -15,9 +14,11 @@ from ndpos.encode.learned import LearnedEmbedding
 from ndpos.encode.rotary import RotaryEmbedding
 from ndpos.sizes import sizes_per_axis
 from ndpos.subspaces import split
-from ndpos.timm.attention import RotaryAttention
-from ndpos.timm.encoded import ENCODED, Absolute, Encoded, check_absolute, check_strength
+from ndpos.timm.blocks import TURNING, heads_of, turning_places
+from ndpos.timm.encoded import Absolute, Encoded, check_absolute, check_strength
+from ndpos.timm.families import ENCODED, TABLED, EncodedNaFlexVit
 from ndpos.timm.patch_embed import OpenPatchEmbed
+from ndpos.timm.reasons import why_not
 from ndpos.timm.tables import ADDITIVE
 
 __all__ = ["add_rope", "set_table"]
@@ -34,9 +35,9 @@ def add_rope(
     reference_sizes: Sequence[int] | None = None,
     learnable: bool = False,
     absolute: Absolute = "keep",
-    strength: float = 1.0,
+    strength: float | Sequence[float] = 1.0,
 ) -> nn.Module:
-    """Give a timm ``VisionTransformer`` two-dimensional rotary embeddings, in place.
+    """Give a timm ViT two-dimensional rotary embeddings, in place.
 
     Everything a ViT is used for goes on working: every forward, state-dict keys, gradient checkpointing, patch drop,
     dynamic image sizes, masks, half precision, ``torch.compile`` and export. Class, distillation and register tokens
@@ -44,8 +45,10 @@ def add_rope(
     reentrant checkpoint wrappers around blocks with learned frequencies (timm's own ``set_grad_checkpointing`` is).
 
     Args:
-        model: A ``timm.models.VisionTransformer`` or ``VisionTransformerDistilled``, of that exact class, whose blocks
-            hold timm's ``Attention``.
+        model: A model of timm, of the exact class ``VisionTransformer`` (ViT, DeiT, hybrids, ViTamin; parallel and
+            differential blocks too), ``VisionTransformerDistilled``, ``Eva`` without a rotation of its own,
+            ``Beit`` and ``VisionTransformerRelPos``, whose relative position bias is kept, or ``NaFlexVit``, a grid per
+            image. ``python -m ndpos timm-support`` lists them.
         rope: The rotary embedding, two axes (y, x) and the model's head_dim; built from ``base`` if not given. One
             with heads and layers must have the model's.
         base: The theta of the ladder of each axis, 100 if not given (RoPE-ViT); refused beside ``rope``.
@@ -53,12 +56,14 @@ def add_rope(
             is laid over this one, borders on borders as images are resized, so that no distance is longer than those
             trained. Grid steps if not given.
         learnable: Learn the frequencies: one parameter more, ``rope.frequencies``; refused beside ``rope``.
-        absolute: The learned table that the model has: ``"keep"`` it; ``"fade"`` it, times 1 - strength; or ``"drop"``
-            it, prefix rows too: ``pos_embed`` stays in the state dict, frozen and unused.
-        strength: From 0 to 1, what angles are multiplied by. At 0 the model computes what it did before, bit for bit
-            in eager mode, unless the table is dropped (and but for one thing: when patches are dropped, distillation
-            tokens stay, which timm drops). A setting, not state: raise it during training with ``model.strength =
-            ...``, in a running average of the model too; a compiled model needs no new graph for it.
+        absolute: The learned table that the model has: ``"keep"`` it; ``"fade"`` it, times 1 - strength or, once
+            ``model.fade`` is set, 1 - fade; or ``"drop"`` it, prefix rows too: ``pos_embed`` stays in the state dict,
+            frozen and unused. ``NaFlexVit`` keeps its own.
+        strength: From 0 to 1, what angles are multiplied by, of both axes or of (y, x). At 0 the model computes what it
+            did before, bit for bit in eager mode, unless the table is dropped (and but for one thing: when patches are
+            dropped, distillation tokens stay, which timm drops). A setting, not state: raise it during training with
+            :class:`ndpos.timm.Schedule` or ``model.strength = ...``, in a running average of the model too; a compiled
+            model needs no new graph for it.
 
     Returns:
         The same model.
@@ -94,11 +99,15 @@ def add_rope(
         left_out = f"base={base!r}" if base is not None else "learnable=True"
         raise ValueError(f"{caller}: rope has its own frequencies; leave {left_out} out.")
     _check_rope(caller, rope, head_dim, heads, len(vit.blocks))
+    naflex = isinstance(vit, tuple(kind for kind in ENCODED if issubclass(EncodedNaFlexVit, kind)))
+    if naflex and rope.layers is not None:
+        raise ValueError(f"{caller}: a NaFlexVit hands all blocks the same rotation; rope has {rope.layers} layers.")
     check_absolute(caller, absolute)
     strength = check_strength(caller, strength)
     reference = _reference(caller, reference_sizes)
-    if absolute != "keep" and vit.pos_embed is None:
-        raise ValueError(f"{caller}: the model has no pos_embed to {absolute}; leave absolute out.")
+    if absolute != "keep" and (naflex or getattr(vit, "pos_embed", None) is None):
+        inside = ": that of a NaFlexVit is made inside its patch embedding" if naflex else ""
+        raise ValueError(f"{caller}: the model has no pos_embed to {absolute}{inside}; leave absolute out.")
 
     # Learned frequencies stay float32 in a half-precision model: rounded to bfloat16 they would be 0.4 % off.
     rope = rope.to(device=next(vit.parameters()).device)
@@ -108,7 +117,8 @@ def add_rope(
     if absolute == "drop":
         vit.pos_embed.requires_grad_(False)  # out of DDP's way, which waits for a gradient of what is trained
     for block in vit.blocks:
-        block.attn.__class__ = RotaryAttention
+        for place in turning_places(block):
+            place.__class__ = TURNING.get(type(place), type(place))
     return model
 
 
@@ -147,7 +157,7 @@ def set_table(model: nn.Module, embedding: nn.Module, *, reference_sizes: Sequen
         Sinusoidal tables in ViTs: Chen et al. 2021, MoCo v3, arXiv:2104.02057; He et al. 2021, MAE, arXiv:2111.06377.
     """
     caller = "ndpos.timm.set_table"
-    check_model(caller, model)
+    check_model(caller, model, TABLED)
     if not isinstance(embedding, ADDITIVE):
         named = ", ".join(kind.__name__ for kind in ADDITIVE)
         raise TypeError(f"{caller}: embedding is one of {named}, got {type(embedding).__name__}.")
@@ -178,15 +188,20 @@ def set_table(model: nn.Module, embedding: nn.Module, *, reference_sizes: Sequen
     return model
 
 
-def check_model(caller: str, model: Any) -> None:
-    """Raise unless ``model`` is one of timm's two classes with a forward of its own, or encoded already."""
-    if type(model) not in (*ENCODED, *ENCODED.values()):
-        inside = [name for name, child in _children(model) if type(child) in ENCODED]
+def check_model(caller: str, model: Any, kinds: Collection[type] = tuple(ENCODED)) -> None:
+    """Raise unless ``model`` is one of timm's classes ``kinds`` with a forward of its own, or encoded already."""
+    if type(model) not in (*kinds, *(ENCODED[kind] for kind in kinds)):
+        inside = [name for name, child in _children(model) if type(child) in kinds]
         cure = f" Its {inside[0]!r} is one: hand in that." if inside else ""
+        names = ", ".join(kind.__name__ for kind in kinds)
         raise TypeError(
-            f"{caller}: takes a timm VisionTransformer or VisionTransformerDistilled of that exact class, got "
-            f"{type(model).__name__}. A subclass or a wrapper may have a forward of its own, which would be bypassed."
-            f"{cure}"
+            f"{caller}: takes a timm model of the exact class {names}; got {type(model).__name__}: "
+            f"{why_not(model)}. A subclass or a wrapper may have a forward of its own, which would be bypassed.{cure}"
+        )
+    if getattr(model, "rope", None) is not None and not isinstance(model, Encoded):
+        raise TypeError(
+            f"{caller}: this {type(model).__name__} rotates already, by {type(model.rope).__name__}; twice would turn "
+            f"queries and keys twice. ndpos.timm.rope_of(model) reads how, set_rope changes it, fuse_rope speeds it up."
         )
     own = [name for name in REPLACED if name in vars(model)]
     if own:
@@ -194,20 +209,26 @@ def check_model(caller: str, model: Any) -> None:
             f"{caller}: {', '.join(own)} of the model has been replaced on this instance, which would bypass the "
             f"encoding. Wrap the model first, then replace."
         )
-    if type(model.blocks) is not nn.Sequential or model.blocks._forward_hooks or model.blocks._forward_pre_hooks:
+    if (
+        type(model.blocks) not in (nn.Sequential, nn.ModuleList)
+        or model.blocks._forward_hooks
+        or model.blocks._forward_pre_hooks
+    ):
         raise TypeError(
             f"{caller}: model.blocks is a {type(model.blocks).__name__} with a forward or hooks of its own, which "
             f"would be bypassed: blocks are called one by one. Take a plain torch.nn.Sequential, and "
             f"hooks on its blocks."
         )
-    if type(model.patch_drop) not in (nn.Identity, PatchDropout):
+    drop = getattr(model, "patch_drop", None)
+    if drop is not None and type(drop) not in (nn.Identity, PatchDropout, PatchDropoutWithIndices):
         raise TypeError(
-            f"{caller}: model.patch_drop is a {type(model.patch_drop).__name__}, which does not tell the patches it "
+            f"{caller}: model.patch_drop is a {type(drop).__name__}, which does not tell the patches it "
             f"keeps; timm's PatchDropout or none."
         )
-    if not hasattr(model.patch_embed, "dynamic_feat_size") or not hasattr(model.patch_embed, "grid_size"):
+    patches = model.embeds if hasattr(model, "embeds") else model.patch_embed
+    if not hasattr(patches, "dynamic_feat_size") or not (hasattr(model, "embeds") or hasattr(patches, "grid_size")):
         raise TypeError(
-            f"{caller}: the patch embedding {type(model.patch_embed).__name__} does not say the grid of an image "
+            f"{caller}: the patch embedding {type(patches).__name__} does not say the grid of an image "
             f"(dynamic_feat_size, grid_size), so patches cannot be placed."
         )
 
@@ -217,20 +238,22 @@ def _children(model: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _check_blocks(caller: str, model: Any) -> tuple[int, int]:
-    """(num_heads, head_dim) of all blocks, whose attention must be timm's own."""
+    """(heads, head_dim) of all blocks, whose queries and keys must be made where timm makes them."""
+    heads = set()
     for index, block in enumerate(model.blocks):
-        attention = getattr(block, "attn", None)
-        if type(block) not in (Block, ResPostBlock) or type(attention) is not Attention:
+        places = list(turning_places(block))
+        if not places:
             raise TypeError(
-                f"{caller}: blocks hold timm's Attention; block {index} is {type(block).__name__} with "
-                f"{type(attention).__name__}, whose queries and keys are out of reach."
+                f"{caller}: blocks hold timm's Attention, or are timm's parallel or differential ones; block {index} "
+                f"is {type(block).__name__} with {type(getattr(block, 'attn', None)).__name__}, whose queries and keys "
+                f"are out of reach."
             )
-        if "forward" in vars(block) or "forward" in vars(attention):
+        if any("forward" in vars(module) for module in (block, *places)):
             raise TypeError(
                 f"{caller}: forward of block {index} has been replaced on this instance, which would bypass the "
                 f"rotation. Wrap the model first, then replace."
             )
-    heads = {(block.attn.num_heads, block.attn.head_dim) for block in model.blocks}
+        heads |= {heads_of(place) for place in places}
     if len(heads) != 1:
         raise ValueError(f"{caller}: every block has the same heads; got (num_heads, head_dim) {sorted(heads)}.")
     return heads.pop()
@@ -263,11 +286,12 @@ def _encode(model: Any) -> None:
     """Change the class of a model that has passed all checks; nothing it computes changes by that."""
     if isinstance(model, Encoded):
         return
-    model.register_module("rope", None)
-    model.register_module("table", None)
+    for name in ("rope", "table"):
+        vars(model).pop(name, None)  # a plain None of timm's
+        model.register_module(name, None)
     model.absolute = "keep"
     model.reference_sizes = model.table_reference_sizes = None
     model.__class__ = ENCODED[type(model)]
     model.strength = 1.0
-    if type(model.patch_embed) is PatchEmbed:
+    if type(getattr(model, "patch_embed", None)) is PatchEmbed:
         model.patch_embed.__class__ = OpenPatchEmbed

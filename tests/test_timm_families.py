@@ -30,11 +30,14 @@ SMALL = {
     "vit_srelpos_small_patch16_224": {},
     "vit_relpos_base_patch16_cls_224": {},
     "vit_relpos_base_patch16_clsgap_224": {},
+    "vit_srelpos_medium_patch16_224": {},
+    "vit_relpos_medium_patch16_rpn_224": {},
+    "vit_base_patch16_xp_224": {},
     "vit_base_patch16_rpn_224": {},
     "vit_small_patch16_18x2_224": {},
     "vit_so150m_patch16_reg4_gap_256": {},
     "vit_large_patch16_siglip_256": {},
-    "vit_base_resnet26d_224": {},
+    "vit_tiny_r_s16_p8_224": {},
     "vitamin_small_224": {},
     "deit3_small_patch16_224": {},
     "deit_tiny_distilled_patch16_224": {},
@@ -56,10 +59,10 @@ SMALL = {
 def small(name, **settings):
     """A registered model of depth 2 and narrow, its weights large enough that attention matters."""
     torch.manual_seed(0)
-    narrow = {} if "vitamin" in name or "resnet" in name else {"embed_dim": 64, "num_heads": 2}
+    narrow = {} if "vitamin" in name or "_r_s16" in name else {"embed_dim": 64, "num_heads": 2}
     size = {} if "naflex" in name else {"img_size": (64, 96)}
-    size = {"img_size": (128, 192)} if "resnet" in name else size
-    depth = {} if "vitamin" in name or "resnet" in name else {"depth": 2}
+    size = {"img_size": (128, 192)} if "_r_s16" in name else size
+    depth = {} if "vitamin" in name or "_r_s16" in name else {"depth": 2}
     given = {**SMALL[name], **size, **depth, **narrow, "num_classes": 3, **settings}
     if "36x1" in name or "18x2" in name:
         given["depth"] = 2
@@ -75,6 +78,9 @@ def small(name, **settings):
 every = pytest.mark.parametrize("name", SMALL)
 # One of each class, blocks and attention; the others differ in norms, tokens and tables.
 KINDS = [
+    "vit_small_patch16_224",
+    "vit_base_patch16_xp_224",
+    "vit_relpos_medium_patch16_rpn_224",
     "vit_base_patch16_rpn_224",
     "vit_small_patch16_18x2_224",
     "deit_tiny_distilled_patch16_224",
@@ -92,7 +98,7 @@ each_kind = pytest.mark.parametrize("name", KINDS)
 
 
 def images(name, batch=2):
-    size = (128, 192) if "resnet" in name else (64, 96)
+    size = (128, 192) if "_r_s16" in name else (64, 96)
     return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(0))
 
 
@@ -199,10 +205,12 @@ def test_gradients_are_those_of_the_turned_attention(name):
     model(x).square().sum().backward()
     found = dict(model.named_parameters())
     assert found.pop("rope.frequencies").grad.abs().max() > 0
+    told = {key: grad for key, grad in expected.items() if grad is not None and grad.abs().max() > 1e-3}
+    assert len(told) > len(expected) / 2
     for key, value in found.items():
         assert (value.grad is None) == (expected[key] is None), key
-        if value.grad is not None and expected[key].abs().max() > 1e-4:
-            same(value.grad, expected[key], times=5)
+        if key in told:
+            same(value.grad, told[key], times=5)
 
 
 @each_kind
@@ -265,3 +273,171 @@ def test_heads_of_a_differential_attention_are_its_halves_in_turn():
         expected = model.forward_features(x)
     rope = ndpos.RotaryEmbedding(ndpos.split(dim, 2), frequencies=frequencies)
     same(ndpos.timm.add_rope(model, rope=rope).forward_features(x), expected)
+
+
+# ---- grids per image, dropped patches -------------------------------------------------------------------------------
+
+
+def patchified(pictures, patch=16):
+    """Pictures of several sizes as NaFlex has them: patches, coordinates (y, x) and validity, padded at the end."""
+    rows, coords = [], []
+    for picture in pictures:
+        height, width = (side // patch for side in picture.shape[-2:])
+        cut = picture.reshape(3, height, patch, width, patch).permute(1, 3, 2, 4, 0)
+        rows.append(cut.reshape(height * width, -1))
+        coords.append(ndpos.grid((height, width)).flatten(0, -2))
+    longest = max(map(len, rows)) + 2
+    valid = torch.stack([torch.arange(longest) < len(each) for each in rows])
+    pad = torch.nn.functional.pad
+    return {
+        "patches": torch.stack([pad(each, (0, 0, 0, longest - len(each))) for each in rows]),
+        "patch_coord": torch.stack([pad(each, (0, 0, 0, longest - len(each))) for each in coords]),
+        "patch_valid": valid,
+    }
+
+
+@pytest.mark.parametrize("reference", [None, (5, 7)])
+@torch.no_grad()
+def test_pictures_of_several_grids_in_one_batch_are_each_turned_by_their_own(reference):
+    generator = torch.Generator().manual_seed(0)
+    pictures = [torch.randn(3, 16 * h, 16 * w, generator=generator) for h, w in ((2, 3), (4, 2), (3, 3))]
+    model = small("naflexvit_base_patch16_gap")
+    plain = model(patchified(pictures))
+    ndpos.timm.add_rope(model, reference_sizes=reference)
+    together = model(patchified(pictures))
+    alone = torch.cat([model(picture.unsqueeze(0)) for picture in pictures])
+    same(together, alone)
+    assert (together - plain).abs().max() > 1e-3 * plain.abs().max()
+    torch._dynamo.reset()
+    same(torch.compile(model, backend="aot_eager")(patchified(pictures)), alone)
+
+
+@pytest.mark.parametrize(
+    "name", ["eva_giant_patch14_224", "naflexvit_base_patch16_gap", "vit_dwee_patch16_reg1_gap_256"]
+)
+@torch.no_grad()
+def test_patches_that_are_left_keep_their_places(name, monkeypatch):
+    kept = torch.tensor([[3, 0, 5, 7], [1, 2, 8, 4]])
+
+    def drop(x, prob, num_prefix_tokens, ordered, training):
+        left = x[:, num_prefix_tokens:].gather(1, kept.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+        return torch.cat((x[:, :num_prefix_tokens], left), dim=1), kept
+
+    for module in (timm.layers.patch_dropout, ndpos.timm.encoded):
+        monkeypatch.setattr(module, "patch_dropout_forward", drop)
+    model = small(name, patch_drop_rate=0.5).train()
+    x = images(name)
+    angles = plain_angles(model, sizes_of(model, x))[kept].unsqueeze(1)  # (batch, 1, tokens, pairs)
+    with turned_attention(angles, model.num_prefix_tokens):
+        expected = model.forward_features(x)
+    same(ndpos.timm.add_rope(model).forward_features(x), expected)
+
+
+@torch.no_grad()
+def test_a_fading_table_follows_the_strength_or_its_own_schedule():
+    for name in ("eva_giant_patch14_224", "vit_small_patch16_224"):
+        model, x = small(name), images(name)
+        without = copy.deepcopy(model)
+        torch.nn.init.zeros_(without.pos_embed)
+        halved = copy.deepcopy(model)
+        halved.pos_embed.mul_(0.5)
+        ndpos.timm.add_rope(model, strength=0.0, absolute="fade")
+        ndpos.timm.add_rope(without, strength=(0.5, 1.0))
+        ndpos.timm.add_rope(halved, strength=(0.5, 1.0))
+        model.strength = (0.5, 1.0)
+        same(model.forward_features(x), halved.forward_features(x))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        same(compiled(x), halved(x))
+        model.fade = 1.0
+        same(model.forward_features(x), without.forward_features(x))
+        same(compiled(x), without(x))
+        model.fade = None
+        same(compiled(x), halved(x))
+
+
+# ---- what cannot be wrapped -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: timm.create_model("swin_tiny_patch4_window7_224"), TypeError, ["SwinTransformer", "within windows"]),
+        (lambda: timm.create_model("levit_128s"), TypeError, ["keys of another width"]),
+        (lambda: timm.create_model("resnet18"), TypeError, ["ResNet: it has no attention"]),
+        (lambda: timm.create_model("xcit_nano_12_p16_224"), TypeError, ["over channels"]),
+        (
+            lambda: timm.create_model("vit_small_patch16_rope_224"),
+            TypeError,
+            ["Eva rotates already, by RotaryEmbeddingCat", "rope_of", "fuse_rope"],
+        ),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_with_its_reason(call, error, says):
+    with torch.device("meta"):
+        model = call()
+    before = type(model)
+    with pytest.raises(error) as refused:
+        ndpos.timm.add_rope(model)
+    assert type(model) is before
+    for part in says:
+        assert part in str(refused.value)
+
+
+def test_what_a_family_cannot_follow_is_refused():
+    beit = ndpos.timm.add_rope(small("beit_base_patch16_224"))
+    with pytest.raises(TypeError, match="takes no attention mask: its blocks add a bias"):
+        beit.forward_features(images("beit"), attn_mask=torch.zeros(1, 1, 25, 25))
+    naflex = small("naflexvit_base_patch16_gap")
+    with pytest.raises(ValueError, match=r"no pos_embed to fade.*inside its patch embedding"):
+        ndpos.timm.add_rope(naflex, absolute="fade")
+    layered = ndpos.RotaryEmbedding(ndpos.split(32, 2), heads=2, layers=2)
+    with pytest.raises(ValueError, match="hands all blocks the same rotation; rope has 2 layers"):
+        ndpos.timm.add_rope(naflex, rope=layered)
+    assert type(naflex).__name__ == "NaFlexVit"
+    with pytest.raises(ValueError, match=r"one for each axis \(y, x\)"):
+        ndpos.timm.add_rope(naflex, strength=(0.5, 0.5, 0.5))
+    eva = ndpos.timm.add_rope(small("eva_giant_patch14_224"))
+    with pytest.raises(ValueError, match="without the model's forward"):
+        eva.blocks[0](torch.zeros(1, 25, 64))
+    with pytest.raises(TypeError, match="exact class VisionTransformer, VisionTransformerDistilled, Eva; got Beit"):
+        ndpos.timm.resize(small("beit_base_patch16_224"), (64, 64))
+
+
+# ---- the registry ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_of_every_model_whether_it_is_supported(capsys):
+    from ndpos.__main__ import main
+
+    assert main(["timm-support", "beit_*"]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 5
+    assert all(" supported " in line for line in said.out.splitlines())
+    assert said.err == "5 models: 5 supported\n"
+    assert main(["timm-support", "vit_small_patch16_dinov3", "--markdown"]) == 0
+    assert "| eva | 1 | rotates already | periodic |" in capsys.readouterr().out
+    assert main(["timm-support", "no such model"]) == 1
+    assert "registers no model like 'no such model'" in capsys.readouterr().err
+
+
+def signatures():
+    return {signature_of(small(name)) for name in KINDS}
+
+
+@pytest.mark.slow
+def test_every_registered_model_is_supported_by_a_signature_that_was_run_or_refused_with_a_reason():
+    rows = list(ndpos.timm.support.timm_support())
+    counts = {state: sum(row.state == state for row in rows) for state in ("supported", "rotates already")}
+    assert counts["supported"] >= 230
+    assert counts["rotates already"] >= 76
+    assert {row.note for row in rows if row.state == "supported"} <= signatures()
+    assert all(row.note for row in rows)
+
+
+def test_a_sample_of_the_registry_is_supported_by_signatures_that_were_run():
+    names = ["vit_base_patch16_224", "vit_relpos_medium_patch16_224", "beit_base_patch16_384", "eva_giant_patch14_560"]
+    names += ["vit_srelpos_medium_patch16_224", "naflexvit_base_patch16_siglip", "vit_pwee_patch16_reg1_gap_256"]
+    rows = list(ndpos.timm.support.timm_support(names=names))
+    assert {row.state for row in rows} == {"supported"}
+    assert {row.note for row in rows} <= signatures()

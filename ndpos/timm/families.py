@@ -129,11 +129,10 @@ class EncodedNaFlexVit(Encoded, NaFlexVit):  # type: ignore[misc]  # likewise
         settings = self._settings(x)
         if settings is None or self.rope is None:
             return None
-        reference, _ = settings.pop("reference_sizes", None), settings.pop("device")
-        if reference is not None:
+        if self.reference_sizes is not None:
             sizes = coords.amax(dim=-2, keepdim=True) + 1
             exact = coords.to(exact_dtype(coords.device))
-            coords = (exact + 0.5) * exact.new_tensor(reference) / sizes - 0.5
+            coords = (exact + 0.5) * exact.new_tensor(self.reference_sizes) / sizes - 0.5
         turn: Rotation = self.rope(coords, **settings)
         return turn
 

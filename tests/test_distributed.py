@@ -150,6 +150,39 @@ def train_a_timm_model_in_bfloat16(rank):
         assert parameter.grad is not None, name
 
 
+def train_families_of_timm(rank):
+    """Learned frequencies in every way that a family hands the rotation to its blocks, DDP and FSDP2 alike."""
+    import timm
+
+    import ndpos.timm
+    from tests.test_timm_families import images, small
+
+    settings = {"img_size": (64, 96), "depth": 2, "embed_dim": 64, "num_heads": 2, "num_classes": 3}
+
+    def fresh(name):
+        if name == "fused":
+            torch.manual_seed(0)
+            return ndpos.timm.fuse_rope(timm.create_model("vit_small_patch16_rope_mixed_224", **settings))
+        return ndpos.timm.add_rope(small(name), learnable=True)
+
+    for name in ("vit_pwee_patch16_reg1_gap_256", "eva_giant_patch14_224", "beit_base_patch16_224", "fused"):
+        alone, x = fresh(name), images(name, batch=4)
+        alone(x).square().mean().backward()
+        replicas, shards = DistributedDataParallel(fresh(name)), fresh(name)
+        for block in shards.blocks:
+            fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
+        fully_shard(shards, mesh=init_device_mesh("cpu", (2,)))
+        for model in (replicas, shards):
+            model(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+        for key, expected in alone.named_parameters():
+            if expected.grad is None:
+                continue
+            told = partial("{}, {}: {}".format, name, key)
+            close = {"rtol": 1e-4, "atol": 1e-5 * max(1.0, expected.grad.abs().max().item()), "msg": told}
+            torch.testing.assert_close(replicas.module.get_parameter(key).grad, expected.grad, **close)
+            torch.testing.assert_close(shards.get_parameter(key).grad.full_tensor(), expected.grad, **close)
+
+
 def work(rank, port, names):
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
@@ -165,7 +198,7 @@ def test_processes_with_different_lengths_train_as_one_and_keep_rotations_in_flo
     """One pair of processes does it all, since starting them takes longer than the work."""
     names = ["train_with_ddp", "train_with_fsdp", "train_with_fsdp_in_bfloat16"]
     if importlib.util.find_spec("timm") is not None:
-        names.append("train_a_timm_model_in_bfloat16")
+        names += ["train_a_timm_model_in_bfloat16", "train_families_of_timm"]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -6,7 +6,7 @@ image sizes through one model. What is kept of them between calls is asked for b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from ndpos.sizes import finite
 from ndpos.timm.attention import Carried
 from ndpos.timm.blocks import TURNING
 from ndpos.timm.kept import on_grid
-from ndpos.timm.loading import fit_state_dict, table_prefix
+from ndpos.timm.loading import fit_state_dict, table_prefix, without_wrappers
 from ndpos.timm.tables import table_rows
 
 __all__: list[str] = []
@@ -287,6 +287,10 @@ class Encoded(nn.Module):
         """timm's groups for layer-wise rates; tables and frequencies belong to the stem, as ``pos_embed`` does."""
         groups: dict[str, Any] = super().group_matcher(coarse)  # type: ignore[misc]  # likewise
         return groups | {"stem": rf"{groups['stem']}|^table|^rope"}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """torch's, for state dicts of the model in DDP (``module.``) or compiled (``_orig_mod.``) as well."""
+        return super().load_state_dict(without_wrappers(state_dict), *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         errors: list[str] = rest[-1]

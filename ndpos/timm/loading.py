@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,8 @@ __all__: list[str] = []
 
 # What other RoPE code saves beside weights: functions of the grid, made anew here.
 DERIVED = ("freqs_cos", "freqs_sin", "freqs_t_x", "freqs_t_y", "inv_freq", "periods")
+
+WRAPPERS = ("module.", "_orig_mod.")  # DDP's and the compiler's
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,18 @@ def fit_state_dict(model: Any, state_dict: dict[str, Any], prefix: str, errors: 
     given = state_dict.get(f"{prefix}pos_embed")
     if isinstance(given, Tensor) and model.pos_embed is not None and given.shape != model.pos_embed.shape:
         errors.append(_other_grid(model, f"{prefix}pos_embed", given))
+
+
+def without_wrappers(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``state_dict`` without the prefix that DDP, ``torch.compile`` or both put before every key."""
+    stripped = state_dict
+    while stripped and (
+        found := next((name for name in WRAPPERS if all(key.startswith(name) for key in stripped)), "")
+    ):
+        stripped = {key[len(found) :]: value for key, value in stripped.items()}
+    if stripped is not state_dict:
+        log.info("ndpos.timm: the state dict is of a model in DDP or compiled; the prefix of its keys was left out.")
+    return stripped
 
 
 def table_prefix(model: Any) -> int:

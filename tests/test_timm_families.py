@@ -7,6 +7,7 @@ queries and keys.
 import contextlib
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -416,7 +417,7 @@ def test_the_command_says_of_every_model_whether_it_is_supported(capsys):
     assert all(" supported " in line for line in said.out.splitlines())
     assert said.err == "5 models: 5 supported\n"
     assert main(["timm-support", "vit_small_patch16_dinov3", "--markdown"]) == 0
-    assert "| eva | 1 | rotates already | periodic |" in capsys.readouterr().out
+    assert "| rotates already | periodic, half, y first, axis | 1 | eva |" in capsys.readouterr().out
     assert main(["timm-support", "no such model"]) == 1
     assert "registers no model like 'no such model'" in capsys.readouterr().err
 
@@ -433,6 +434,7 @@ def test_every_registered_model_is_supported_by_a_signature_that_was_run_or_refu
     assert counts["rotates already"] >= 76
     assert {row.note for row in rows if row.state == "supported"} <= signatures()
     assert all(row.note for row in rows)
+    assert ndpos.timm.support.summary(rows) in (Path(ndpos.__file__).parents[1] / "README.md").read_text()
 
 
 def test_a_sample_of_the_registry_is_supported_by_signatures_that_were_run():

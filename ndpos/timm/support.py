@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -16,28 +15,13 @@ from ndpos.timm.reasons import why_not
 from ndpos.timm.rotating import rope_of
 from ndpos.timm.wrap import add_rope
 
-__all__ = ["SupportRow", "timm_support"]
+__all__: list[str] = []
 
 State = Literal["supported", "rotates already", "not supported"]
 
 
 class SupportRow(NamedTuple):
-    """One registered model: its name, the file of timm that it comes from, its state, and what there is to say.
-
-    Raises:
-        Nothing.
-
-    Example:
-        >>> from ndpos.timm import SupportRow
-        >>> SupportRow("vit_base_patch16_224", "vision_transformer", "supported", "VisionTransformer of Block").state
-        'supported'
-
-    Args:
-        name, family, state, note: As above; the note is the classes, the convention, or the reason.
-
-    Source:
-        None of its own.
-    """
+    """One registered model, the file of timm that it comes from, and its classes, its convention, or the reason."""
 
     name: str
     family: str
@@ -49,30 +33,13 @@ def timm_support(pattern: str | Sequence[str] = "", *, names: Sequence[str] | No
     """Go through timm's registry on the meta device: which models :func:`ndpos.timm.add_rope` takes, and why not more.
 
     A model is supported if its class, blocks and attention are ones that ndpos turns; each such combination runs
-    forward, backward, compiled and under the law of displacement in the tests.
-
-    Args:
-        pattern: As ``timm.list_models`` takes it: ``"vit_*"``; all without one.
-        names: Names instead.
-
-    Returns:
-        A :class:`ndpos.timm.SupportRow` for each model, one by one: hundreds take minutes.
-
-    Raises:
-        RuntimeError: a name that timm does not register.
-
-    Example:
-        >>> import ndpos.timm
-        >>> [(row.name, row.state) for row in ndpos.timm.timm_support("vit_*_patch16_rope_224")][:1]
-        [('vit_base_patch16_rope_224', 'rotates already')]
-
-    Source:
-        timm's registry of models.
+    forward, backward, compiled and under the law of displacement in the tests. ``pattern`` as ``timm.list_models``
+    takes it, or ``names`` instead. One row after the other, since hundreds take minutes.
     """
     for name in timm.list_models(pattern) if names is None else names:
         with torch.device("meta"):
             model = timm.create_model(name)
-        yield SupportRow(name, type(model).__module__.rpartition(".")[2], *_state(model))
+        yield SupportRow(name, timm.model_entrypoint(name).__module__.rpartition(".")[2], *_state(model))
 
 
 def _state(model: nn.Module) -> tuple[State, str]:
@@ -109,15 +76,21 @@ def signature_of(model: Any) -> str:
 
 
 def summary(rows: Sequence[SupportRow]) -> str:
-    """A Markdown table: how many models of each family are in which state, and why."""
-    counts = Counter((row.family, row.state, _short(row)) for row in rows)
-    order = {"supported": 0, "rotates already": 1, "not supported": 2}
-    lines = ["| family in timm | models | state | |", "| --- | --- | --- | --- |"]
-    for (family, state, note), count in sorted(counts.items(), key=lambda each: (order[each[0][1]], each[0])):
-        lines.append(f"| {family} | {count} | {state} | {note} |")
+    """A Markdown table: in which state how many models are, how or why, and the files of timm that they come from."""
+    order: dict[str, int] = {"supported": 0, "rotates already": 1, "not supported": 2}
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        kinds.setdefault((row.state, _short(row)), []).append(row.family)
+    lines = ["| | how, or why not | models | files of timm |", "| --- | --- | --- | --- |"]
+    for (state, note), families in sorted(kinds.items(), key=lambda each: (order[each[0][0]], -len(each[1]), each[0])):
+        files = sorted(set(families))
+        named = ", ".join(files) if len(files) < 20 else f"{len(files)} of them"
+        lines.append(f"| {state} | {note} | {len(families)} | {named} |")
     return "\n".join(lines)
 
 
 def _short(row: SupportRow) -> str:
-    """Without what differs inside a family: numbers of a convention, flags."""
-    return row.note.partition(", base")[0].partition(" (")[0]
+    """Without what differs inside a kind: the base of a ladder, flags."""
+    if row.state == "rotates already":
+        return ", ".join(part for part in row.note.split(", ") if not part.startswith("base"))
+    return row.note.partition(" (")[0] + (row.note.partition(")")[2] if row.state == "not supported" else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from tests.benchmarks import memory, models, report, rotation, tables
+from tests.benchmarks import fused, memory, models, report, rotation, tables
 from tests.benchmarks.paired import keep_heap
 from tests.benchmarks.report import Report
 from tests.benchmarks.rows import Job, Settings
@@ -21,6 +21,7 @@ SECTIONS = {
     "memory": [memory.jobs],
     "tables": [tables.jobs],
     "models": [models.jobs],
+    "fused": [fused.jobs],
     "rotation": [rotation.jobs, rotation.both_jobs, rotation.heads_jobs],
 }
 DTYPES = ("float32", "bfloat16", "float16")
@@ -43,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         nargs="*",
         metavar="SECTION",
         help=f"{', '.join(SECTIONS)} or all (default: all): what a call takes beside its result, building tables and "
-        "grids, a ViT-B end to end, and the rotation over clone and over the peers",
+        "grids, a ViT-B end to end, timm's rotating models fused, and the rotation over clone and over the peers",
     )
     parser.add_argument("--pairs", type=int, help="paired runs of each ratio (default: 41; quick: 5)")
     parser.add_argument(

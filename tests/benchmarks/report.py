@@ -123,6 +123,7 @@ def markdown(report: Report) -> str:
         parts.append(f"Time over `clone`, {dtype}, {direction}:\n\n{by_shape(rows)}")
     titles = {
         "models": "Time over the plain model",
+        "fused": "timm's rotating models, fused",
         "tables": "Building tables",
         "memory": "Peak memory beyond the result",
     }

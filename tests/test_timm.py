@@ -13,7 +13,7 @@ import ndpos
 
 pytest.importorskip("timm", reason="needs timm")
 import timm
-from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 
 import ndpos.timm
 from tests.test_house import missing_sections
@@ -265,6 +265,14 @@ class Subclass(VisionTransformer):
     pass
 
 
+class OwnBlock(Block):
+    pass
+
+
+class OwnAttention(timm.layers.Attention):
+    pass
+
+
 def wrapped_block():
     model = ndpos.timm.add_rope(vit())
     return model.blocks[0](torch.zeros(1, 7, 32))
@@ -283,22 +291,22 @@ def uneven():
         (
             lambda: ndpos.timm.add_rope(torch.nn.Linear(1, 1)),
             TypeError,
-            ["VisionTransformerDistilled of that exact", "Linear"],
+            ["the exact class VisionTransformer, VisionTransformerDistilled", "got Linear: it has no attention"],
         ),
         (
             lambda: ndpos.timm.add_rope(Subclass(img_size=32, embed_dim=32, depth=1, num_heads=2)),
             TypeError,
-            ["exact class, got Subclass", "forward of its own"],
+            ["got Subclass: a subclass of VisionTransformer", "forward of its own"],
         ),
         (
-            lambda: ndpos.timm.add_rope(vit(block_fn=ParallelScalingBlock)),
+            lambda: ndpos.timm.add_rope(vit(block_fn=OwnBlock)),
             TypeError,
-            ["block 0 is ParallelScalingBlock", "out of reach"],
+            ["block 0 is OwnBlock with Attention", "out of reach"],
         ),
         (
-            lambda: ndpos.timm.add_rope(vit(attn_layer="diff")),
+            lambda: ndpos.timm.add_rope(vit(attn_layer=OwnAttention)),
             TypeError,
-            ["timm's Attention", "block 0 is Block with DiffAttention", "out of reach"],
+            ["timm's Attention", "block 0 is Block with OwnAttention", "out of reach"],
         ),
         (lambda: ndpos.timm.add_rope(uneven()), ValueError, ["the same heads", "[(2, 16), (4, 8)]"]),
         (

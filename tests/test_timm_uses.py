@@ -488,7 +488,7 @@ def replaced(name, on=lambda model: model):
             ["forward of block 1 has been replaced", "Wrap the model first"],
         ),
         (lambda: ndpos.timm.add_rope(vit(), absolute="hide"), ValueError, ["'keep', 'fade', 'drop'", "'hide'"]),
-        (lambda: ndpos.timm.add_rope(vit(), strength=1.5), ValueError, ["from 0, no rotation, to 1", "1.5"]),
+        (lambda: ndpos.timm.add_rope(vit(), strength=1.5), ValueError, ["from 0, none of it, to 1", "1.5"]),
         (lambda: ndpos.timm.add_rope(vit(), strength=float("nan")), ValueError, ["finite", "nan"]),
         (lambda: ndpos.timm.add_rope(vit(), strength=torch.tensor(0.5)), TypeError, ["plain number", "value.item()"]),
         (lambda: setattr(ndpos.timm.add_rope(vit()), "strength", "1"), TypeError, ["strength", "'1'"]),

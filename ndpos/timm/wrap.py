@@ -194,9 +194,11 @@ def check_model(caller: str, model: Any, kinds: Collection[type] = tuple(ENCODED
         inside = [name for name, child in _children(model) if type(child) in kinds]
         cure = f" Its {inside[0]!r} is one: hand in that." if inside else ""
         names = ", ".join(kind.__name__ for kind in kinds)
+        above = next((kind.__name__ for kind in kinds if isinstance(model, kind)), None)
+        why = f"a subclass of {above}" if above else "one of those is inside" if inside else why_not(model)
         raise TypeError(
-            f"{caller}: takes a timm model of the exact class {names}; got {type(model).__name__}: "
-            f"{why_not(model)}. A subclass or a wrapper may have a forward of its own, which would be bypassed.{cure}"
+            f"{caller}: takes a timm model of the exact class {names}; got {type(model).__name__}: {why}. A subclass "
+            f"or a wrapper may have a forward of its own, which would be bypassed.{cure}"
         )
     if getattr(model, "rope", None) is not None and not isinstance(model, Encoded):
         raise TypeError(

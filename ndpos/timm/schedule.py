@@ -9,7 +9,8 @@ from typing import Any, Literal, cast
 from torch import nn
 
 from ndpos.sizes import whole
-from ndpos.timm.encoded import Encoded, check_strength
+from ndpos.timm.encoded import Encoded
+from ndpos.timm.settings import check_strength
 
 __all__ = ["Schedule"]
 

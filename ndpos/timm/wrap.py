@@ -15,10 +15,11 @@ from ndpos.encode.rotary import RotaryEmbedding
 from ndpos.sizes import sizes_per_axis
 from ndpos.subspaces import split
 from ndpos.timm.blocks import TURNING, heads_of, turning_places
-from ndpos.timm.encoded import Absolute, Encoded, check_absolute, check_strength
+from ndpos.timm.encoded import Encoded
 from ndpos.timm.families import ENCODED, TABLED, EncodedNaFlexVit
 from ndpos.timm.patch_embed import OpenPatchEmbed
 from ndpos.timm.reasons import why_not
+from ndpos.timm.settings import Absolute, check_absolute, check_strength
 from ndpos.timm.tables import ADDITIVE
 
 __all__ = ["add_rope", "set_table"]

@@ -40,7 +40,7 @@ def sizes_per_axis(
 
     A lone integer is refused: ``16`` could mean one axis of 16 or a square, and the two differ in silence.
     """
-    if not _several(sizes):
+    if not several(sizes):
         raise TypeError(
             f"{caller}: {name} take one integer per axis, got {sizes!r}. For one axis write ({sizes!r},), for two "
             f"(height, width)."
@@ -55,7 +55,7 @@ def sizes_per_axis(
 
 def numbers_per_axis(caller: str, name: str, value: Any, axes: int) -> tuple[Any, ...]:
     """A number repeated for every axis, or a sequence of exactly one number per axis."""
-    if not _several(value):
+    if not several(value):
         return (value,) * axes
     numbers = tuple(value)
     if len(numbers) != axes:
@@ -63,7 +63,7 @@ def numbers_per_axis(caller: str, name: str, value: Any, axes: int) -> tuple[Any
     return numbers
 
 
-def _several(value: Any) -> bool:
+def several(value: Any) -> bool:
     """Whether ``value`` is an ordered sequence: no text, no set; an array without dimensions is one number."""
     if isinstance(value, (int, float, str, bytes, torch.SymInt)):  # a symbolic number must not be asked for its type
         return False

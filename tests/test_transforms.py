@@ -64,6 +64,16 @@ def test_five_sizes_take_two_graphs_at_most_and_no_break(name):
     assert counter.frame_count <= 2
 
 
+def test_a_strength_per_axis_may_be_symbolic():
+    rope, counter = ropes()["half"], CompileCounter()
+    compiled = torch.compile(
+        lambda by: rope.on_grid((3, 4), strength=(by, 2.0)).cos * 1, backend=counter, fullgraph=True, dynamic=True
+    )
+    for by in (0.5, 0.7, 0.9):
+        torch.testing.assert_close(compiled(by), rope.on_grid((3, 4), strength=(by, 2.0)).cos)
+    assert counter.frame_count <= 2
+
+
 def test_a_rotation_made_outside_enters_one_graph_for_all_sizes():
     rope, counter = ropes()["half_per_axis"], CompileCounter()
     compiled = torch.compile(

@@ -14,7 +14,7 @@ from ndpos.kernels import Backend, Lattice, Pairing, check_backend, check_blocks
 from ndpos.positions import Align, Numbers, exact_dtype, placed_coords
 from ndpos.radians import PlainMatrix, check_coords, check_setting, turns, turns_in_rows, turns_on_grid
 from ndpos.rotation import Rotation
-from ndpos.sizes import finite, numbers_per_axis, refuse_tracing, whole
+from ndpos.sizes import finite, numbers_per_axis, refuse_tracing, several, whole
 from ndpos.subspaces import AxisSplit
 
 __all__ = ["RotaryEmbedding", "rotate"]
@@ -310,8 +310,8 @@ class RotaryEmbedding(nn.Module):
             factors = strength.to(device=matrix.device, dtype=matrix.dtype)
             return matrix * (factors.unsqueeze(-1) if factors.ndim else factors)
         by: Any = strength
-        if hasattr(by, "__len__"):
-            return matrix * matrix.new_tensor([float(each) for each in by]).unsqueeze(-1)
+        if several(by):  # axis by axis, as numbers of a graph may be symbolic and make no tensor
+            return torch.stack([axis * each for axis, each in zip(matrix.unbind(-2), by, strict=True)], dim=-2)
         scaled: Tensor = matrix if by == 1 else matrix * by
         return scaled
 

@@ -15,6 +15,7 @@ from timm.layers.attention import AttentionRope
 from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
 
 import ndpos.timm
+from ndpos.timm.fused import from_timm
 from ndpos.timm.rotating import READERS, SET, _only_rope
 
 SIZES = (4, 6)
@@ -217,6 +218,28 @@ def test_gradients_and_graphs_of_a_fused_model_are_those_of_timm(name):
     with torch.no_grad():
         torch._dynamo.reset()
         assert off(torch.compile(model, backend="aot_eager")(x), model(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_graph_takes_the_same_bits_from_timms_table_however_products_are_rounded(half, dtype, rng):
+    torch._dynamo.reset()
+    rope = torch.randn(12, 64, generator=rng).to(dtype)  # no two columns alike, so that a wrong one is seen
+    expected = from_timm(rope, half, 1)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu"):
+            cos, sin = torch.compile(
+                lambda rope: [table * 1 for table in (from_timm(rope, half, 1).cos, from_timm(rope, half, 1).sin)],
+                backend="aot_eager",
+                fullgraph=True,
+            )(rope)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert torch.equal(cos, expected.cos)
+    assert torch.equal(sin, expected.sin)
+    assert cos.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_rope_224", "vit_small_patch16_rope_mixed_224"])

@@ -207,17 +207,20 @@ def tune(model: Any, heads: Heads, work: Work, batches: Sequence[Sequence[Draw]]
         {"params": list(heads.parameters()), "lr": HEADS_LEARNING_RATE},
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, WARMUP))
+    schedules: list[Any] = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps, WARMUP))
+    ]
+    if hasattr(model, "strength"):
+        schedules.append(ndpos.timm.Schedule(model, steps=max(1, round(RISING * steps)), curve="linear"))
     model.train()
-    for step, wanted in enumerate(batches, start=1):
-        if hasattr(model, "strength"):
-            model.strength = min(1.0, step / (RISING * steps))
+    for wanted in batches:
         loss = selfmade.loss(heads, model.forward_features(drawn(work, wanted, size)), wanted, size)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
         optimizer.step()
-        schedule.step()
+        for schedule in schedules:
+            schedule.step()
         tick()
     model.eval()
 

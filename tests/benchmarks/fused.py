@@ -31,15 +31,15 @@ def jobs(settings: Settings) -> Iterator[Job]:
         return
     names = list(MODELS)[:1] if settings.quick else list(MODELS)
     modes = MODES[:1] if settings.quick else MODES
-    for mode in modes:
-        case = f"ViT-B/16 at 224, batch 4, {mode}"
-        yield Job(case, lambda case=case, mode=mode: without_rope(settings, case, mode))
     for name in names:
         for dtype in settings.dtypes:
             for mode in modes:
                 case = f"{name}, {dtype}, {mode}"
                 yield Job(f"{case}, rotation", lambda case=case: rotation(settings, *case.split(", ")))
                 yield Job(case, lambda case=case: whole(settings, *case.split(", ")))
+    for mode in modes:
+        case = f"ViT-B/16 at 224, batch 4, {mode}"
+        yield Job(case, lambda case=case, mode=mode: without_rope(settings, case, mode))
 
 
 def made(name: str, settings: Settings, dtype: str, **given: Any) -> Any:
@@ -111,7 +111,9 @@ def rotation(settings: Settings, name: str, dtype: str, mode: str) -> Iterator[R
     torch.compiler.reset()
     case, model = f"{name}, {dtype}, {mode}", made(name, settings, dtype)
     attention, prefix = model.blocks[0].attn, model.num_prefix_tokens
-    rope, half = model.rope.get_embed(), bool(getattr(attention, "rotate_half", False))
+    half = bool(getattr(attention, "rotate_half", False))
+    rope = model.rope.get_embed(shape=model.patch_embed.grid_size)
+    rope = rope[0] if rope.ndim == 4 else rope
     tokens = prefix + rope.shape[-2]
     qkv = torch.randn(4, tokens, 3, attention.num_heads, model.embed_dim // attention.num_heads, device=rope.device)
     qkv = qkv.to(settings.dtype(dtype))

@@ -111,29 +111,24 @@ def _rotating(caller: str, model: nn.Module) -> dict[str, nn.Module]:
 def from_timm(rope: Tensor, half: bool, num_prefix: int) -> Rotation:
     """timm's ``(..., tokens, [sin | cos])`` as a Rotation: each angle once, instead of once per channel."""
     exact = torch.promote_types(rope.dtype, torch.float32)  # a half-precision model has rounded its tables before
-    sin, cos = (_once(table.to(exact), half) for table in rope.chunk(2, dim=-1))
+    sin, cos = _once(rope.to(exact), half).chunk(2, dim=-1)
     if rope.ndim == 2:
         sin, cos = sin.unsqueeze(0), cos.unsqueeze(0)
     return Rotation(cos, sin, "half" if half else "interleaved", num_prefix=num_prefix)
 
 
-def _once(table: Tensor, half: bool) -> Tensor:
-    """One column for each pair of channels.
-
-    A compiler for the CPU would read every second column from within its loop over queries and keys, one number at a
-    time: in bfloat16 that costs four times the loop itself. The product with zeros and ones is a kernel of its own, for
-    some ten microseconds. It gives the same bits, as all but one of the terms of each sum are 0, and is in float64
-    because a user may have let products of float32 be rounded.
-    """
-    pairs = table.shape[-1] // 2
+def _once(tables: Tensor, half: bool) -> Tensor:
+    """One column for each pair of channels, of sines and of cosines."""
     if half:
-        return table[..., :pairs].contiguous()
+        return torch.cat([table.chunk(2, dim=-1)[0] for table in tables.chunk(2, dim=-1)], dim=-1)
     in_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    if not in_graph or table.device.type != "cpu":
-        return table[..., 0::2].contiguous()
-    chosen = torch.arange(2 * pairs).unsqueeze(-1) == 2 * torch.arange(pairs)
-    with torch.autocast("cpu", enabled=False):
-        return (table.double() @ chosen.double()).to(table.dtype)
+    learned = torch.is_grad_enabled() and tables.requires_grad
+    if not in_graph or learned or tables.device.type != "cpu" or tables.dtype != torch.float32:
+        return tables[..., 0::2].contiguous()
+    # A compiler for the CPU would read every second column one number at a time, from within its loop over queries and
+    # keys, which takes longer than the loop itself. A pair read as one integer holds the number twice. The sign changes
+    # twice so that the integers begin where a tensor begins.
+    return tables.neg().neg().view(torch.int64).to(torch.int32).view(torch.float32)
 
 
 def _of(rope: Any, attention: Any) -> Rotation | None:

@@ -113,7 +113,7 @@ def rope_for(dtype, **settings):
 
 @needs_compiler
 @needs_lanes
-@every_dtype
+@pytest.mark.parametrize("dtype", [*LANES, torch.float16])
 def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_mode(every_size_pays, dtype):
     turn, x = rope_for(dtype)
 
@@ -123,7 +123,8 @@ def test_a_graph_of_the_users_reads_lanes_and_its_gradients_are_those_of_eager_m
     compiled = torch.compile(attend, fullgraph=True)
     with torch.no_grad():
         seen, (code,) = run_and_get_code(compiled, x)
-    assert str(LANES[dtype].dtype).removeprefix("torch.") + "_t*" in code
+    lane = LANES[torch.float32 if dtype == torch.float16 else dtype]  # float16 is widened
+    assert str(lane.dtype).removeprefix("torch.") + "_t*" in code
     tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-6}
     torch.testing.assert_close(seen, attend(x), **tolerance)
 

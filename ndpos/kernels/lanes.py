@@ -33,8 +33,7 @@ class Lane(NamedTuple):
     pays: int
 
 
-# Not float16: its numbers would have to be put together from sign, exponent and mantissa.
-WIDENED = 2**16
+# Not float16: its numbers would have to be put together from sign, exponent and mantissa. It is widened to float32.
 LANES = {torch.float32: Lane(torch.int64, 32, 2**18), torch.bfloat16: Lane(torch.int32, 16, 2**16)}
 
 
@@ -69,8 +68,8 @@ def turn_traced(x: Tensor, cos: Tensor, sin: Tensor, how: Turning) -> Tensor:
     swapped = as_it_lies(x, cos, sin, how)
     if swapped is not None:  # so that the result lies as x does
         return turn_traced(x.transpose(-2, -3), *swapped).transpose(-2, -3)
-    if x.dtype == torch.float16 and x.device.type == "cpu" and how.pairing == "interleaved" and x.numel() >= WIDENED:
-        return turn_traced(x.float(), cos, sin, how).to(x.dtype)
+    if x.dtype == torch.float16 and how.pairing == "interleaved" and x.device.type == "cpu":
+        return turn_traced(x.float(), cos, sin, how).to(x.dtype)  # both ways and the lanes: half the time of its own
     lane = None if learned or seen_through((x, cos, sin)) else lane_of(x, cos, how)
     if lane is None or statically_known_true(x.numel() < lane.pays):
         return turn_plain(x, cos, sin, how)

@@ -59,7 +59,7 @@ def fuse_rope(model: nn.Module) -> nn.Module:
     if not found or unturned:
         raise TypeError(
             f"{caller}: {type(model).__name__} holds no attention of timm that turns queries and keys. To give RoPE to "
-            f"a model without it: ndpos.timm.add_rope(model)."
+            f"a model without it: ndpos.timm.add_rope(model), whose rotation is ndpos's own and needs no fusing."
         )
     for name, module in found.items():
         if type(module) in FUSED and "forward" in vars(module):

@@ -341,7 +341,11 @@ def own_forward():
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: ndpos.timm.fuse_rope(torch.nn.Linear(1, 1)), TypeError, ["Linear holds no attention", "add_rope", "needs no fusing"]),
+        (
+            lambda: ndpos.timm.fuse_rope(torch.nn.Linear(1, 1)),
+            TypeError,
+            ["Linear holds no attention", "add_rope", "needs no fusing"],
+        ),
         (lambda: ndpos.timm.fuse_rope(timm.create_model("vit_tiny_patch16_224")), TypeError, ["add_rope(model)"]),
         (lambda: ndpos.timm.fuse_rope("model"), TypeError, ["takes a torch.nn.Module, got str"]),
         (lambda: ndpos.timm.fuse_rope(own_forward()), TypeError, ["forward of blocks.1.attn", "Fuse first"]),

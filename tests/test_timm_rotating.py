@@ -168,12 +168,14 @@ def test_all_rotating_models_of_timm_are_read():
 def test_a_fused_model_computes_the_same_and_is_undone_by_one_call(name):
     model, x = small(name), images(sizes=side(name))
     before, keys, kinds = features(model, x), list(model.state_dict()), [type(each) for each in model.modules()]
+    # Two blocks of Gemma 4 as timm computes them are themselves 2e-6 from float64: then no nearer than that.
+    bound = max(1e-6, off(before, features(copy.deepcopy(model).double(), x.double())))
     assert ndpos.timm.fuse_rope(model) is model
     assert [type(each) for each in model.modules()] != kinds
-    assert off(features(model, x), before) <= 1e-6
+    assert off(features(model, x), before) <= bound
     assert list(model.state_dict()) == keys
-    assert off(features(copy.deepcopy(model), x), before) <= 1e-6
-    assert off(features(pickle.loads(pickle.dumps(model)), x), before) <= 1e-6
+    assert off(features(copy.deepcopy(model), x), before) <= bound
+    assert off(features(pickle.loads(pickle.dumps(model)), x), before) <= bound
     ndpos.timm.fuse_rope(model)
     ndpos.timm.unfuse_rope(model)
     assert [type(each) for each in model.modules()] == kinds
@@ -218,6 +220,35 @@ def test_gradients_and_graphs_of_a_fused_model_are_those_of_timm(name):
     with torch.no_grad():
         torch._dynamo.reset()
         assert off(torch.compile(model, backend="aot_eager")(x), model(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_rope_mixed_224", "eva02_tiny_patch14_224", "gemma4_vit_167m"])
+def test_the_backend_that_was_asked_for_turns(name, monkeypatch):
+    if not {state.name: state.ready for state in ndpos.backends()}["compiled"]:
+        pytest.skip("no compiler on this machine")
+    model, x = small(name), images(sizes=side(name))
+    expected = features(model, x)
+    bound = max(1e-6, off(expected, features(copy.deepcopy(model).double(), x.double())))
+    ndpos.timm.fuse_rope(model)
+    used = []
+    turn = ndpos.kernels.turning.turn_compiled
+    monkeypatch.setattr(ndpos.kernels.turning, "turn_compiled", lambda *given: used.append(1) or turn(*given))
+    features(model, x)
+    assert not used
+    ndpos.timm.fuse_rope(model, backend="compiled")
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        used.clear()
+        assert off(features(each, x), expected) <= bound
+        assert used
+    model(x).square().sum().backward()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert off(torch.compile(model, backend="aot_eager")(x), model(x)) <= 1e-5
+    used.clear()
+    features(ndpos.timm.fuse_rope(model), x)
+    assert not used
+    ndpos.timm.unfuse_rope(ndpos.timm.fuse_rope(model, backend="compiled"))
+    assert not any("rope_backend" in vars(module) for module in model.modules())
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -348,6 +379,7 @@ def own_forward():
         ),
         (lambda: ndpos.timm.fuse_rope(timm.create_model("vit_tiny_patch16_224")), TypeError, ["add_rope(model)"]),
         (lambda: ndpos.timm.fuse_rope("model"), TypeError, ["takes a torch.nn.Module, got str"]),
+        (lambda: ndpos.timm.fuse_rope(torch.nn.Linear(1, 1), backend="cuda"), ValueError, ["backend is None or one of", "'cuda'"]),
         (lambda: ndpos.timm.fuse_rope(own_forward()), TypeError, ["forward of blocks.1.attn", "Fuse first"]),
         (lambda: ndpos.timm.rope_of(torch.nn.Linear(1, 1)), ValueError, ["Linear has none", "add_rope"]),
         (

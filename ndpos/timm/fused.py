@@ -1,8 +1,8 @@
 """timm's rotating attentions with the rotation done by ndpos: queries and keys in one pass, prefix tokens inside it.
 
 timm's own tables of sines and cosines go on coming down the call, so that augmentation, patch drop, grids per sample
-and checkpoints stay timm's. Made by class change, never built by hand; the classes add no state, so that
-changing the class back undoes all of it.
+and checkpoints stay timm's. Made by class change, never built by hand; the classes add no state but the name of a
+backend, a plain attribute, so that changing the class back and dropping it undoes all of it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,34 @@ from timm.models.eva import Eva, EvaAttention
 from timm.models.gemma4_vit import Gemma4Attention
 from torch import Tensor, nn
 
+from ndpos.kernels import Backend, check_backend
 from ndpos.rotation import Rotation
 from ndpos.timm.attention import Carried, attend, turned
 
 __all__ = ["fuse_rope", "unfuse_rope"]
 
 
-def fuse_rope(model: nn.Module) -> nn.Module:
+def fuse_rope(model: nn.Module, *, backend: Backend | None = None) -> nn.Module:
     """Let ndpos turn queries and keys of a timm model that already has RoPE: the same outputs, for less time. In place.
 
     Angles, their settings, and the state dict stay timm's; the rotation becomes one pass over queries and keys, with
     the prefix tokens inside it instead of cut off and joined again, in float32 arithmetic rounded once to the dtype of
-    the model. :func:`ndpos.timm.unfuse_rope` undoes it. Calling it twice changes nothing.
+    the model. :func:`ndpos.timm.unfuse_rope` undoes it. Calling it again sets the backend and nothing else.
 
     Args:
         model: Any module with timm's ``AttentionRope``, ``EvaAttention`` or ``Gemma4Attention`` inside, of these exact
             classes: EVA-02, PE, DINOv3, RoPE-ViT, NaFlexViT with RoPE, Qwen3, Gemma4 and DeepSeek vision models, a
             wrapper around one, or one that :func:`torch.compile` has not yet compiled.
+        backend: Which way the rotation is computed, see :func:`ndpos.backends`; None picks the one that fits. On a CPU
+            ``"compiled"`` is the fastest for a model that is not compiled as a whole, most of all in half precision; it
+            costs some seconds at the first forward.
 
     Returns:
         The same model.
 
     Raises:
         TypeError: ``model`` is no module, or holds none of these attentions, with the cure.
+        ValueError: an unknown ``backend``.
 
     Example:
         >>> import ndpos.timm, timm, torch
@@ -54,6 +59,7 @@ def fuse_rope(model: nn.Module) -> nn.Module:
         timm's ``apply_rot_embed_cat`` and ``AttentionRope``; ``apply_multidimensional_rope`` of its gemma4_vit.
     """
     caller = "ndpos.timm.fuse_rope"
+    check_backend(caller, backend)
     found = _rotating(caller, model)
     unturned = any(isinstance(module, Eva) and module.rope is None for module in model.modules())
     if not found or unturned:
@@ -70,6 +76,7 @@ def fuse_rope(model: nn.Module) -> nn.Module:
     for module in found.values():
         if type(module) in FUSED:
             module.__class__ = FUSED[type(module)]
+        module.rope_backend = backend  # type: ignore[assignment]  # a plain name, no state
     return model
 
 
@@ -97,6 +104,7 @@ def unfuse_rope(model: nn.Module) -> nn.Module:
     own = {fused: plain for plain, fused in FUSED.items()}
     for module in _rotating("ndpos.timm.unfuse_rope", model).values():
         module.__class__ = own.get(type(module), type(module))
+        vars(module).pop("rope_backend", None)
     return model
 
 
@@ -108,13 +116,13 @@ def _rotating(caller: str, model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if type(module) in kinds}
 
 
-def from_timm(rope: Tensor, half: bool, num_prefix: int) -> Rotation:
+def from_timm(rope: Tensor, half: bool, num_prefix: int, backend: Backend | None = None) -> Rotation:
     """timm's ``(..., tokens, [sin | cos])`` as a Rotation: each angle once, instead of once per channel."""
     exact = torch.promote_types(rope.dtype, torch.float32)  # a half-precision model has rounded its tables before
     sin, cos = _once(rope.to(exact), half).chunk(2, dim=-1)
     if rope.ndim == 2:
         sin, cos = sin.unsqueeze(0), cos.unsqueeze(0)
-    return Rotation(cos, sin, "half" if half else "interleaved", num_prefix=num_prefix)
+    return Rotation(cos, sin, "half" if half else "interleaved", num_prefix=num_prefix, backend=backend)
 
 
 def _once(tables: Tensor, half: bool) -> Tensor:
@@ -135,11 +143,14 @@ def _of(rope: Any, attention: Any) -> Rotation | None:
     """The rotation that came down the call: ndpos's own, or one by timm's table."""
     if isinstance(rope, Carried):
         return rope.turn
-    return from_timm(rope, bool(getattr(attention, "rotate_half", False)), attention.num_prefix_tokens)
+    half = bool(getattr(attention, "rotate_half", False))
+    return from_timm(rope, half, attention.num_prefix_tokens, attention.rope_backend)
 
 
 class FusedAttentionRope(AttentionRope):  # type: ignore[misc]  # timm is untyped
     """timm's ``AttentionRope``, turned by ndpos."""
+
+    rope_backend: Backend | None = None
 
     def forward(self, x: Tensor, rope: Any = None, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         turn = None if rope is None else _of(rope, self)
@@ -166,6 +177,8 @@ class FusedAttentionRope(AttentionRope):  # type: ignore[misc]  # timm is untype
 
 class FusedEvaAttention(EvaAttention):  # type: ignore[misc]  # timm is untyped
     """timm's ``EvaAttention``, turned by ndpos."""
+
+    rope_backend: Backend | None = None
 
     def forward(self, x: Tensor, rope: Any = None, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         turn = None if rope is None else _of(rope, self)
@@ -202,6 +215,8 @@ def project_with_biases(attention: Any, x: Tensor) -> Tensor:
 class FusedGemma4Attention(Gemma4Attention):  # type: ignore[misc]  # timm is untyped
     """timm's ``Gemma4Attention``, turned by ndpos: half inside each axis, ``[x, x | y, y]``."""
 
+    rope_backend: Backend | None = None
+
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         batch, tokens, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(batch, tokens, self.num_heads, self.head_dim))
@@ -211,7 +226,7 @@ class FusedGemma4Attention(Gemma4Attention):  # type: ignore[misc]  # timm is un
         cos, sin = (
             torch.cat((table[..., :count], table[..., 2 * count : 3 * count]), dim=-1) for table in (rope_cos, rope_sin)
         )
-        turn = Rotation(cos.unsqueeze(-3), sin.unsqueeze(-3), "half_per_axis", blocks=(count, count))
+        turn = Rotation(cos.unsqueeze(-3), sin.unsqueeze(-3), "half_per_axis", blocks=(count, count), backend=self.rope_backend)
         q, k = turn.both(q, k, token_dim=-3)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if self.num_kv_groups > 1:

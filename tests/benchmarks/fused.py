@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ndpos.kernels import Backend
 from tests.benchmarks.models import OVERHEAD, forward
 from tests.benchmarks.paired import Task, in_turn
 from tests.benchmarks.rows import Bound, Job, Row, Settings
@@ -123,24 +125,35 @@ def rotation(settings: Settings, name: str, dtype: str, mode: str) -> Iterator[R
         turned = (apply_rot_embed_cat(x[:, :, prefix:], rope, half=half) for x in both)
         return [torch.cat((x[:, :, :prefix], y), dim=2) for x, y in zip(both, turned, strict=True)]
 
-    def ours(qkv: Tensor, rope: Tensor) -> tuple[Tensor, ...]:
+    def ours(qkv: Tensor, rope: Tensor, backend: Backend | None = None) -> tuple[Tensor, ...]:
         q, k, _ = qkv.unbind(2)
-        return from_timm(rope, half, prefix).both(q, k, token_dim=-3)
+        return from_timm(rope, half, prefix, backend).both(q, k, token_dim=-3)
 
+    runs = {"timm": run_as(timms, mode), "ndpos": run_as(ours, mode)}
+    if mode == "eager":
+        runs["ndpos, compiled backend"] = partial(ours, backend="compiled")
     with torch.inference_mode():
-        for one, other in zip(timms(qkv, rope), ours(qkv, rope), strict=True):
-            off = (one.float() - other.transpose(1, 2).float()).abs().max().item()
+        expected = timms(qkv, rope)
+        for key, run in runs.items():
+            if key == "timm":
+                continue
+            off = max(
+                (one.float() - other.transpose(1, 2).float()).abs().max().item()
+                for one, other in zip(expected, run(qkv, rope), strict=True)
+            )
             if not off <= 16 * torch.finfo(qkv.dtype).eps:
-                raise RuntimeError(f"{case}: not the same rotation, {off:.2g} off")
-        runs = {"timm": run_as(timms, mode), "ndpos": run_as(ours, mode)}
+                raise RuntimeError(f"{case}: {key} is not the same rotation, {off:.2g} off")
         tasks = {key: Task(lambda run=run: run(qkv, rope)) for key, run in runs.items()}
         copy_of_both = Task(lambda: [x.clone() for x in qkv.unbind(2)[:2]])
         times = in_turn(tasks, copy_of_both, pairs=settings.pairs, clock=settings.clock, label=case)
     over_copy = times.over_reference("timm")
     yield Row("fused", case, "timm's rotation", "copies of q and k", over_copy)
-    yield Row("fused", case, "ndpos's rotation", "copies of q and k", times.over_reference("ndpos"))
-    bound = Bound(4.0, "at least") if mode == "eager" and over_copy.ratio >= 6.4 else None
-    yield Row("fused", case, "timm's rotation", "ndpos's", times.over("timm", "ndpos"), bound)
+    best = list(runs)[-1]
+    for key in list(runs)[1:]:
+        yield Row("fused", case, key, "copies of q and k", times.over_reference(key))
+        # A model that is not compiled has a rotation that is, where it asks for it: the bound is for the best it has.
+        bound = Bound(4.0, "at least") if mode == "eager" and key == best and over_copy.ratio >= 6.4 else None
+        yield Row("fused", case, "timm's rotation", key, times.over("timm", key), bound)
     if mode != "eager":
         yield Row("fused", case, "ndpos's rotation", "timm's", times.over("ndpos", "timm"), NOT_SLOWER)
 

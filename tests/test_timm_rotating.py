@@ -379,7 +379,11 @@ def own_forward():
         ),
         (lambda: ndpos.timm.fuse_rope(timm.create_model("vit_tiny_patch16_224")), TypeError, ["add_rope(model)"]),
         (lambda: ndpos.timm.fuse_rope("model"), TypeError, ["takes a torch.nn.Module, got str"]),
-        (lambda: ndpos.timm.fuse_rope(torch.nn.Linear(1, 1), backend="cuda"), ValueError, ["backend is None or one of", "'cuda'"]),
+        (
+            lambda: ndpos.timm.fuse_rope(torch.nn.Linear(1, 1), backend="cuda"),
+            ValueError,
+            ["backend is None or one of", "'cuda'"],
+        ),
         (lambda: ndpos.timm.fuse_rope(own_forward()), TypeError, ["forward of blocks.1.attn", "Fuse first"]),
         (lambda: ndpos.timm.rope_of(torch.nn.Linear(1, 1)), ValueError, ["Linear has none", "add_rope"]),
         (

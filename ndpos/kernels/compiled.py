@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ndpos.kernels.lanes import Lane, turn_lanes, viewable_lane
+from ndpos.kernels.lanes import Lane, turn_lanes, turn_traced, viewable_lane
 from ndpos.kernels.pairing import Turning, as_it_lies
 from ndpos.kernels.plain import turn_plain
 
@@ -62,7 +62,10 @@ def _fused(how: Turning, width: int, pairs: int, lane: Lane | None, kind: _Kind)
         # Channels are known even where other sizes are open, so that the loop over them is.
         torch._check(x.shape[-1] == width)
         torch._check(cos.shape[-1] == pairs)
-        turned = turn_plain(x, cos, sin, how) if lane is None else turn_lanes(x, cos, sin, how, lane)
+        if lane is not None:
+            turned = turn_lanes(x, cos, sin, how, lane)
+        else:  # float16 is widened to lanes as in a caller's graph; others have none, or not where they begin
+            turned = (turn_traced if kind.dtype == torch.float16 else turn_plain)(x, cos, sin, how)
         if kind.in_place:
             return x.copy_(turned)
         return turned if out is None else out.copy_(turned)

@@ -226,7 +226,9 @@ class FusedGemma4Attention(Gemma4Attention):  # type: ignore[misc]  # timm is un
         cos, sin = (
             torch.cat((table[..., :count], table[..., 2 * count : 3 * count]), dim=-1) for table in (rope_cos, rope_sin)
         )
-        turn = Rotation(cos.unsqueeze(-3), sin.unsqueeze(-3), "half_per_axis", blocks=(count, count), backend=self.rope_backend)
+        turn = Rotation(
+            cos.unsqueeze(-3), sin.unsqueeze(-3), "half_per_axis", blocks=(count, count), backend=self.rope_backend
+        )
         q, k = turn.both(q, k, token_dim=-3)
         q, k, v = (each.transpose(1, 2) for each in (q, k, v))
         if self.num_kv_groups > 1:

@@ -123,13 +123,14 @@ def triangle(s):
     return max(0.0, 1 - abs(s))
 
 
-def resample_matrix(old, new, kernel, antialias, align):
+def resample_matrix(old, new, kernel, antialias, align, shift=0.0):
     """Rows of weights (new, old) of one axis, by the rules of torch.nn.functional.interpolate (ATen UpSample.h).
 
     nearest: the last column that starts no later than the new one; nearest-exact: the column that holds its middle.
     Without antialias the taps around the centre are clamped to the border; with it (ATen UpSampleKernel.cpp, after
     Pillow) the kernel is as wide as the spacing of the new rows, taps outside are left out, and rows sum to one.
     Corner alignment with antialias is not ATen's: the centres are where corners meet, i * (old - 1) / (new - 1).
+    ``shift``: places as if ``new + shift`` rows were wanted, which is what a scale factor of that does.
     """
     matrix = [[0.0] * old for _ in range(new)]
     a = -0.75 if kernel == "cubic" and not antialias else -0.5
@@ -139,7 +140,7 @@ def resample_matrix(old, new, kernel, antialias, align):
             matrix[i][max(j for j in range(old) if j * steps <= at * old)] = 1.0
             continue
         if align == "centre":
-            spacing = old / new
+            spacing = old / (new + shift)
             centre = spacing * (i + 0.5) - 0.5
         else:
             spacing = (old - 1) / (new - 1) if new > 1 else 0.0
@@ -157,6 +158,71 @@ def resample_matrix(old, new, kernel, antialias, align):
             total = sum(matrix[i])
             matrix[i] = [weight / total for weight in matrix[i]]
     return matrix
+
+
+def rows_taken(old, rows):
+    """The matrix that copies the rows of an axis with these numbers; None copies nothing."""
+    return [[1.0 if column == row else 0.0 for column in range(old)] for row in rows]
+
+
+def convention_matrices(like, old, new):
+    """For each axis the matrices that a library applies in turn, as its source says.
+
+    timm ``resample_abs_pos_embed``; transformers ``interpolate_pos_encoding`` of ViT, CLIP, DINOv2 (registers),
+    ``vision_utils.get_vision_interpolation_indices_and_weights`` (Qwen3-VL, GLM-4V, Kimi),
+    ``get_vision_nearest_position_ids`` (MiniCPM-V), ``Siglip2VisionEmbeddings``, ``TimesformerEmbeddings``; DINOv2's
+    ``interpolate_pos_encoding`` with ``interpolate_offset`` 0.1; torchvision ``interpolate_embeddings``; torchtune
+    ``TilePositionalEmbedding``; big_vision ``vit.resample_posemb`` and ``flexi.vit``; V-JEPA
+    ``VisionTransformer.interpolate_pos_encoding``; timm ``NaFlexEmbeds``; AST ``ASTModel.__init__``; PaSST ``forward``.
+    """
+    cubic = {  # antialias, align, shift
+        "timm": (True, "centre", 0.0),
+        "naflex": (True, "centre", 0.0),
+        "transformers-vit": (False, "centre", 0.0),
+        "transformers-clip": (False, "centre", 0.0),
+        "transformers-dinov2": (False, "centre", 0.0),
+        "transformers-dinov2-registers": (True, "centre", 0.0),
+        "dinov2": (False, "centre", 0.1),
+        "dinov2-registers": (True, "centre", 0.0),
+        "torchvision": (False, "corner", 0.0),
+        "glm-4v": (False, "centre", 0.0),
+        "kimi-vl": (False, "centre", 0.0),
+    }
+    linear = {
+        "torchtune": (False, "corner"),
+        "big_vision": (False, "corner"),
+        "qwen3-vl": (False, "corner"),
+        "flexivit": (True, "centre"),
+        "siglip2": (True, "centre"),
+        "naflex-factorised": (False, "centre"),
+        "v-jepa": (False, "centre"),
+    }
+    pairs = list(zip(old, new, strict=True))
+    same = [[rows_taken(o, range(o))] if o == n else None for o, n in pairs]
+    if like in cubic:
+        moved = [[resample_matrix(o, n, "cubic", *cubic[like])] for o, n in pairs]
+    elif like == "v-jepa" and new[0] < old[0] and old[1:] == new[1:]:
+        moved = [[rows_taken(old[0], range(new[0]))], *same[1:]]
+    elif like in linear:
+        moved = [[resample_matrix(o, n, "linear", *linear[like])] for o, n in pairs]
+    elif like in ("minicpm-v", "timesformer"):
+        moved = [[rows_taken(o, [i * o // n for i in range(n)])] for o, n in pairs]
+    elif like == "naflex-aspect":
+        if tuple(old) == tuple(new):
+            return same
+        longest = max(new)
+        return [[resample_matrix(o, longest, "cubic", True, "centre"), rows_taken(longest, range(n))] for o, n in pairs]
+    elif like == "ast":
+        moved = [
+            [rows_taken(o, range(o // 2 - n // 2, o // 2 - n // 2 + n))]
+            if n <= o
+            else [resample_matrix(o, n, "linear", False, "centre")]
+            for o, n in pairs
+        ]
+    else:
+        assert like == "passt"
+        moved = [[rows_taken(o, range(n))] for o, n in pairs]
+    return [found or way for found, way in zip(same, moved, strict=True)]
 
 
 # Pairs turned, attention, and rows looked up.

@@ -117,7 +117,7 @@ def test_each_axis_takes_the_kernel_of_its_name():
 @pytest.mark.parametrize("at_once", [1, 40, 10**9])
 def test_channels_taken_a_few_at_a_time_come_out_as_all_together(monkeypatch, at_once):
     table = drawn(2, 1 + 12, 7)
-    monkeypatch.setattr(ndpos.resample, "NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(ndpos.resample.moving, "NUMBERS_AT_ONCE", at_once)
     ours = resize(table, (5, 2), old_sizes=(3, 4), num_prefix=1)
     closely(ours[:, 1:], slowly(table[:, 1:], (5, 2), (3, 4), ("cubic", "cubic"), True, "centre"))
 
@@ -364,7 +364,7 @@ def test_half_tables_are_rounded_by_way_of_float32(witness):
 
 @pytest.mark.parametrize("exact", [torch.float64, torch.float32])
 def test_autocast_changes_nothing_even_where_there_is_no_float64(monkeypatch, exact):
-    monkeypatch.setattr(ndpos.resample, "exact_dtype", lambda device: exact)
+    monkeypatch.setattr(ndpos.resample.moving, "exact_dtype", lambda device: exact)
     table = drawn(12, 8, dtype=torch.float32)
     outside = resize(table, (5, 6), old_sizes=(3, 4))
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,0 +1,152 @@
+"""A table moved to another grid: by kernels and policies per axis, or as another library does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ndpos.resample.conventions import TILES, Like, Stage, convention
+from ndpos.resample.moving import moved
+from ndpos.resample.tiles import moved_tiles
+from ndpos.resample.ways import Policy, Way, for_squares, ways_per_axis
+from ndpos.resample.weights import Align, Kernel
+from ndpos.sizes import sizes_per_axis, whole
+
+__all__ = ["resize"]
+
+CALLER = "ndpos.resize"
+
+
+def resize(
+    table: Tensor,
+    new_sizes: Sequence[int],
+    *,
+    old_sizes: Sequence[int],
+    num_prefix: int = 0,
+    kernel: Kernel | Policy | Mapping[str, Kernel | Policy] = "cubic",
+    antialias: bool = True,
+    align: Align = "centre",
+    axes: Sequence[str] | None = None,
+    like: Like | None = None,
+) -> Tensor:
+    """Resample a learned grid of vectors from the grid it was trained on to another one.
+
+    Channels are never mixed, axes are resampled one by one, and an axis whose size stays is left as it is. "Nothing
+    to do" means equal sizes, not equal counts: (2, 8) to (4, 4) is resampled.
+
+    Args:
+        table: ``(*batch, num_prefix + prod(old_sizes), dim)`` with rows in row-major order, or ``(*old_sizes, dim)``
+            without prefix rows; where both fit, the first reading. Any floating dtype.
+        new_sizes: Tokens per axis wanted, slowest axis first.
+        old_sizes: Tokens per axis of the table, 1 for an axis that is new. No default: a guessed square is silently
+            wrong.
+        num_prefix: Leading rows of the table without a position (class, register). They come back bit-identical.
+        kernel: How neighbours are weighed. ``"linear"``; ``"cubic"``, with a = -0.75 without antialias and -0.5 with
+            it, as torch has them; ``"keys"``, cubic with a = -0.5 always (jax, Pillow); ``"nearest"``, row
+            ``i * old // new``, and ``"nearest-exact"``, row ``(2 * i + 1) * old // (2 * new)``, which copy rows and
+            know no antialias. Or a policy: ``"repeat"``, row ``i % old``; ``("cut", offset)``, rows from ``offset`` on,
+            ``"centre"`` the middle ones, ``"random"`` a window drawn by torch's generator, one for the whole table;
+            ``("pad", value)``, new rows of that value after the old ones, and ``("pad", value, "centre")`` around them.
+            One for all axes, or a mapping with one for each name in ``axes``.
+        antialias: Widen the kernel by ``old / new`` on an axis that shrinks, so that no row is skipped. At a border,
+            rows past it are dropped and the other weights scaled up; without antialias the border row stands for them.
+        align: What of the two grids coincides. ``"centre"``: cell borders, new token i at ``(i + 1/2) * old / new -
+            1/2`` (torch's ``align_corners=False``). ``"corner"``: first and last token, new token i at
+            ``i * (old - 1) / (new - 1)``, a lone token at 0; not for the nearest kernels.
+        axes: A name for each axis, for a ``kernel`` given by name and for messages.
+        like: The name of a library or model whose convention is meant, in place of ``kernel``, ``antialias`` and
+            ``align``; it knows its axes and refuses others. For ``"torchtune"`` with four axes the table is
+            ``(tile_y, tile_x, num_prefix + y * x, dim)``, and prefix rows are interpolated over the tiles, as there.
+
+    Returns:
+        A table of the same rank and dtype, computed in float64 (float32 on devices without it) and rounded once;
+        float16 and bfloat16 are rounded through float32. With equal sizes it may be ``table`` itself.
+
+    Raises:
+        TypeError: sizes or ``num_prefix`` that are not integers.
+        ValueError: sizes below 1 or of different lengths, rows that are not ``num_prefix + prod(old_sizes)``, an
+            integer or complex table, an unknown ``kernel``, ``align`` or ``like``, names that do not fit ``axes``, a
+            cut larger than the table (with the largest grid possible), or a pad or repeat of fewer rows.
+
+    Example:
+        A class row and a 2 x 8 grid, moved to 4 x 4. The grid holds its row number.
+
+        >>> import ndpos, torch
+        >>> rows = torch.arange(2.0).repeat_interleave(8)
+        >>> table = torch.cat([torch.tensor([7.0]), rows])[:, None]          # (1 + 2 * 8, dim=1)
+        >>> new = ndpos.resize(table, (4, 4), old_sizes=(2, 8), num_prefix=1, kernel="linear")
+        >>> new[0].item(), new[1:].reshape(4, 4)[:, 0].tolist()
+        (7.0, [0.0, 0.25, 0.75, 1.0])
+
+        The same table given 3 frames, its rows interpolated and its columns cut.
+
+        >>> kernel = {"t": "repeat", "y": "cubic", "x": ("cut", 3)}
+        >>> clip = ndpos.resize(
+        ...     table, (3, 4, 5), old_sizes=(1, 2, 8), num_prefix=1, axes=("t", "y", "x"), kernel=kernel
+        ... )
+        >>> clip.shape, ndpos.resize(table, (4, 4), old_sizes=(2, 8), num_prefix=1, like="torchvision").shape
+        (torch.Size([61, 1]), torch.Size([17, 1]))
+
+    Source:
+        Keys 1981, doi:10.1109/TASSP.1981.1163711, eq. 4 and 15. Borders, a and antialias of
+        ``torch.nn.functional.interpolate``, which this equals but for two: nearest rows are found in exact integers,
+        and corner alignment with antialias has its corners on the corners. Conventions: the functions that the README's
+        table names.
+    """
+    settings: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align, "axes": axes, "like": like}
+    return _resized(table, new_sizes, lambda way: way, old_sizes=old_sizes, num_prefix=num_prefix, **settings)
+
+
+def resize_squares(table: Tensor, new_sizes: Sequence[int], **settings: Any) -> Tensor:
+    """As :func:`resize`, for averages of squares: linear in place of cubic, so that none turns negative."""
+    return _resized(table, new_sizes, for_squares, **settings)
+
+
+def _resized(
+    table: Tensor,
+    new_sizes: Sequence[int],
+    each: Callable[[Way], Way],
+    *,
+    old_sizes: Sequence[int],
+    num_prefix: int = 0,
+    kernel: Any = "cubic",
+    antialias: bool = True,
+    align: Align = "centre",
+    axes: Sequence[str] | None = None,
+    like: Like | None = None,
+) -> Tensor:
+    old = sizes_per_axis(CALLER, old_sizes, name="old_sizes", minimum=1)
+    new = sizes_per_axis(CALLER, new_sizes, name="new_sizes", minimum=1, axes=len(old))
+    num_prefix = whole(CALLER, "num_prefix", num_prefix)
+    if not table.is_floating_point():
+        raise ValueError(
+            f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
+        )
+    names = _names(axes, len(old))
+    if like is None:
+        stages = [Stage(new, ways_per_axis(CALLER, kernel, antialias, align, names, len(old)))]
+    else:
+        _check_alone(like, kernel, antialias, align)
+        found = convention(CALLER, like, names, len(old))
+        if found.axes == TILES:
+            return moved_tiles(CALLER, table, old, new, num_prefix)
+        stages, names = found.plan(old, new), found.axes
+    stages = [stage._replace(ways=tuple(map(each, stage.ways))) for stage in stages]
+    return moved(CALLER, table, old, num_prefix, stages, names)
+
+
+def _names(axes: Sequence[str] | None, count: int) -> tuple[str, ...] | None:
+    names = None if axes is None else tuple(axes)
+    if names is not None and (len(names) != count or len(set(names)) != count):
+        raise ValueError(f"{CALLER}: axes are {count} different names, one for each of old_sizes; got {names}.")
+    return names
+
+
+def _check_alone(like: str, kernel: Any, antialias: bool, align: str) -> None:
+    if (kernel, antialias, align) != ("cubic", True, "centre"):
+        raise ValueError(
+            f"{CALLER}: like={like!r} decides kernel, antialias and align; got kernel={kernel!r}, "
+            f"antialias={antialias!r}, align={align!r} beside it. Leave them out, or leave out like."
+        )

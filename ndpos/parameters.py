@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ndpos.resample import Changes
+
 __all__: list[str] = []
+
+# What optimisers keep in the parameter's shape. All else may be an average of squares, or part of one, as RMSprop's
+# grad_avg, whose square is taken from square_avg.
+COPIES = ("ax", "z")  # of the parameter itself: ASGD, schedule-free
+AVERAGES = ("exp_avg", "momentum_buffer")  # of gradients
 
 
 def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: Any) -> None:
@@ -46,20 +53,18 @@ def check_movable(caller: str, parameters: Iterable[nn.Parameter], optimizer: An
 
 def move(
     parameter: nn.Parameter,
-    change: Callable[[Tensor], Tensor],
-    change_kept: Callable[[Tensor], Tensor],
+    changes: Changes,
     optimizer: torch.optim.Optimizer | None,
 ) -> Callable[[], None]:
-    """Everything computed that makes ``parameter`` hold its ``change``; the call that is returned puts it in place.
+    """Everything computed that makes ``parameter`` hold its changed table; the call that is returned puts it in place.
 
-    ``change_kept`` is what becomes of tensors that the optimiser keeps in the parameter's shape. It must not turn
-    positive numbers negative: they may be averages of squares. The gradient, of the old shape, is dropped.
+    What the optimiser keeps in the parameter's shape moves along. The gradient, of the old shape, is dropped.
     """
     kept = _state(optimizer, parameter)
     with torch.no_grad(), torch.inference_mode(False):  # what is born in inference mode could not be trained
-        table = change(parameter.detach())
+        table = changes.table(parameter.detach())
         moved = {
-            name: change_kept(value).clone(memory_format=torch.contiguous_format)
+            name: _change(changes, name)(value).clone(memory_format=torch.contiguous_format)
             for name, value in kept.items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }
@@ -74,6 +79,12 @@ def move(
         kept.update(moved)
 
     return put
+
+
+def _change(changes: Changes, name: str) -> Callable[[Tensor], Tensor]:
+    if name in COPIES:
+        return changes.table
+    return changes.averages if name in AVERAGES else changes.squares
 
 
 def _state(optimizer: torch.optim.Optimizer | None, parameter: nn.Parameter) -> dict[str, Any]:

@@ -114,6 +114,19 @@ def test_a_rectangle_is_resampled_from_the_grid_it_was_built_for():
         torch.testing.assert_close(emb(new)[1:], interpolate(emb.tables[0], (4, 8), new), atol=1e-5, rtol=1e-5)
 
 
+def test_an_embedding_is_resampled_by_a_convention_or_a_policy():
+    emb = learned((3, 4), like="torchvision")
+    assert torch.equal(emb((5, 6)), ndpos.resize(emb(), (5, 6), old_sizes=(3, 4), like="torchvision"))
+    assert "like='torchvision'" in repr(emb)
+    assert "kernel" not in repr(emb)
+    assert torch.equal(copy.deepcopy(emb).resize_((5, 6))(), emb((5, 6)))
+    clip = LearnedEmbedding((2, 3), 4, kind="sum", kernel="repeat")
+    assert torch.equal(clip((4, 3)), clip().repeat(2, 1))
+    assert LearnedEmbedding((4, 6), 8, kind="axial", like="naflex-factorised")((2, 6)).shape == (12, 8)
+    with pytest.raises(ValueError, match="is defined for axes"):
+        LearnedEmbedding((3, 4), 4, kind="sum", like="timm")
+
+
 @pytest.mark.parametrize("kernel", ["linear", "cubic"])
 @pytest.mark.parametrize("antialias", [False, True])
 def test_the_kernel_is_a_setting_that_is_kept_and_shown(kernel, antialias):

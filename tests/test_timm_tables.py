@@ -203,6 +203,19 @@ def test_a_resized_model_answers_as_timm_after_set_input_size(wrapped, settings)
         assert_same(model.forward_features(images(4, 2)), by_hand(plain, images(4, 2)))
 
 
+def test_a_table_moves_by_the_convention_that_its_weights_come_from():
+    model = vit()
+    optimizer = stepped(model, torch.optim.SGD)
+    rows = model.pos_embed.detach().clone()
+    ndpos.timm.resize(model, (48, 64), optimizer=optimizer, like="torchvision")
+    assert torch.equal(model.pos_embed, ndpos.resize(rows, (3, 4), old_sizes=(2, 3), num_prefix=1, like="torchvision"))
+    rows = model.pos_embed.detach().clone()
+    with pytest.raises(ValueError, match="like is None or one of"):
+        ndpos.timm.resize(model, (64, 64), like="dino")
+    assert torch.equal(model.pos_embed, rows)
+    assert model.patch_embed.grid_size == (3, 4)
+
+
 def test_nothing_but_table_and_grid_is_touched_and_prefix_rows_come_back_bit_for_bit():
     model = ndpos.timm.add_rope(vit(reg_tokens=1), learnable=True)
     before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
@@ -233,8 +246,15 @@ def test_the_same_size_changes_nothing_and_a_frozen_table_stays_frozen(frozen):
 
 @pytest.mark.parametrize(
     "make",
-    [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adagrad, lambda *a, **s: torch.optim.SGD(*a, momentum=0.9, **s)],
-    ids=["adamw", "nadam", "adagrad", "sgd"],
+    [
+        torch.optim.AdamW,
+        torch.optim.NAdam,
+        torch.optim.Adagrad,
+        torch.optim.ASGD,
+        lambda *a, **s: torch.optim.SGD(*a, momentum=0.9, **s),
+        lambda *a, **s: torch.optim.RMSprop(*a, momentum=0.9, centered=True, **s),
+    ],
+    ids=["adamw", "nadam", "adagrad", "asgd", "sgd", "rmsprop"],
 )
 @pytest.mark.parametrize("learned", [False, True], ids=["pos_embed", "learned embedding"])
 def test_what_an_optimiser_keeps_about_the_table_moves_with_it_and_goes_on_training(make, learned):
@@ -254,8 +274,9 @@ def test_what_an_optimiser_keeps_about_the_table_moves_with_it_and_goes_on_train
                 assert value.shape == parameter.shape != old.shape
                 assert (value >= 0).all() or (old < 0).any()  # averages of squares stay positive
                 if not learned:
-                    linear = ndpos.resize(old, (5, 4), old_sizes=(2, 3), num_prefix=1, kernel="linear")
-                    assert torch.equal(value, linear)
+                    kernel = "cubic" if name in ("exp_avg", "momentum_buffer", "ax") else "linear"
+                    expected = ndpos.resize(old, (5, 4), old_sizes=(2, 3), num_prefix=1, kernel=kernel)
+                    assert torch.equal(value, expected)
             else:
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(old))
     assert all(any(parameter is each for each in held) for parameter in model.parameters())  # none left untrained

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import product as corners
 from typing import Any, Literal, get_args
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from ndpos.parameters import check_movable, move
 from ndpos.positions import exact_dtype, outside_autocast
 from ndpos.radians import check_coords
-from ndpos.resample import Align, Kernel, resize
+from ndpos.resample import Align, Kernel, Like, Policy, changes, resize
 from ndpos.sizes import product, refuse_outside, refuse_tracing, refuse_unless, sizes_per_axis, whole
 from ndpos.subspaces import AxisSplit
 from ndpos.subspaces import split as even_split
@@ -35,7 +34,8 @@ class LearnedEmbedding(nn.Module):
         split: Channels per axis for ``"axial"``; ``ndpos.split(dim, axes)`` if not given.
         num_prefix: Rows in front for tokens without a position (class, register): learned, never resampled.
         outside: What :meth:`lookup` does with coordinates outside the grid: ``"raise"``, or ``"wrap"``: modulo sizes.
-        kernel, antialias, align: How the table is resampled to other sizes, as :func:`ndpos.resize`.
+        kernel, antialias, align, like: How the table is resampled to other sizes, as :func:`ndpos.resize`. Tables per
+            axis have one axis each.
         device, dtype: Of the parameters.
 
     Attributes:
@@ -67,9 +67,10 @@ class LearnedEmbedding(nn.Module):
         split: AxisSplit | None = None,
         num_prefix: int = 0,
         outside: Literal["raise", "wrap"] = "raise",
-        kernel: Kernel = "cubic",
+        kernel: Kernel | Policy = "cubic",
         antialias: bool = True,
         align: Align = "centre",
+        like: Like | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -91,10 +92,9 @@ class LearnedEmbedding(nn.Module):
                     f"{caller}: {split!r} has {split.axes} axes and dim {split.dim}; sizes {self.sizes}, dim {dim}."
                 )
         self.kind, self.split, self.outside = kind, split, outside
-        self.resampling: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align}
-        resize(
-            torch.zeros(1, 1), (1,), old_sizes=(1,), **self.resampling
-        )  # unknown settings raise here, not in a forward
+        self.resampling: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align, "like": like}
+        one = (1,) * (len(self.sizes) if kind == "joint" else 1)
+        changes(one, old_sizes=one, **self.resampling)  # unknown settings raise here, not in a forward
         self.table_axes = tuple(split.order if split is not None else range(len(self.sizes)))
         if kind == "joint":
             shapes: list[tuple[int, ...]] = [(*self.sizes, dim)]
@@ -154,8 +154,9 @@ class LearnedEmbedding(nn.Module):
 
         Args:
             sizes: Tokens per axis from now on.
-            optimizer: One that trains the table: what it keeps in the table's shape is moved too, linearly. Without
-                it, an optimiser that has stepped fails at its next step.
+            optimizer: One that trains the table: what it keeps in the table's shape is moved too. Averages of
+                gradients move as the table does, those of squares linearly where it is cubic. Without it, an optimiser
+                that has stepped fails at its next step.
 
         Returns:
             The same embedding. ``requires_grad`` is kept, the gradient dropped, prefix rows untouched.
@@ -169,13 +170,11 @@ class LearnedEmbedding(nn.Module):
         check_movable(caller, self.tables, optimizer)
         if new == self.sizes:
             return self
-        puts, linear = [], {**self.resampling, "kernel": "linear"}
+        puts = []
         for place, table in enumerate(self.tables):
             axes = range(len(new)) if self.kind == "joint" else (self.table_axes[place],)
-            change = partial(
-                resize, new_sizes=[new[axis] for axis in axes], old_sizes=[self.sizes[axis] for axis in axes]
-            )
-            puts.append(move(table, partial(change, **self.resampling), partial(change, **linear), optimizer))
+            sizes, old = [new[axis] for axis in axes], [self.sizes[axis] for axis in axes]
+            puts.append(move(table, changes(sizes, old_sizes=old, **self.resampling), optimizer))
         for put in puts:
             put()
         self.sizes = new
@@ -268,7 +267,9 @@ class LearnedEmbedding(nn.Module):
         return F.pad(joined, (0, rest)) if rest else joined
 
     def extra_repr(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.resampling.items())
+        chosen = self.resampling
+        chosen = {"like": chosen["like"]} if chosen["like"] else {k: v for k, v in chosen.items() if k != "like"}
+        settings = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
         split = f", split={self.split!r}" if self.split is not None else ""
         return (
             f"{self.sizes}, {self.dim}, kind={self.kind!r}{split}, num_prefix={self.num_prefix}, "

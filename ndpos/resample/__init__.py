@@ -7,8 +7,8 @@ factor decides a size or a place. Read in this order: ``weights`` of one axis, `
 """
 
 from ndpos.resample.conventions import Like
-from ndpos.resample.table import resize, resize_squares
+from ndpos.resample.table import Changes, changes, resize
 from ndpos.resample.ways import Policy
 from ndpos.resample.weights import Align, Kernel
 
-__all__ = ["Align", "Kernel", "Like", "Policy", "resize", "resize_squares"]
+__all__ = ["Align", "Changes", "Kernel", "Like", "Policy", "changes", "resize"]

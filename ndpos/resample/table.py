@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ndpos.resample.conventions import TILES, Like, Stage, convention
 from ndpos.resample.moving import moved
 from ndpos.resample.tiles import moved_tiles
-from ndpos.resample.ways import Policy, Way, for_squares, ways_per_axis
+from ndpos.resample.ways import Policy, Way, drawn, for_squares, ways_per_axis
 from ndpos.resample.weights import Align, Kernel
 from ndpos.sizes import sizes_per_axis, whole
 
@@ -95,46 +95,78 @@ def resize(
         and corner alignment with antialias has its corners on the corners. Conventions: the functions that the README's
         table names.
     """
-    settings: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align, "axes": axes, "like": like}
-    return _resized(table, new_sizes, lambda way: way, old_sizes=old_sizes, num_prefix=num_prefix, **settings)
-
-
-def resize_squares(table: Tensor, new_sizes: Sequence[int], **settings: Any) -> Tensor:
-    """As :func:`resize`, for averages of squares: linear in place of cubic, so that none turns negative."""
-    return _resized(table, new_sizes, for_squares, **settings)
-
-
-def _resized(
-    table: Tensor,
-    new_sizes: Sequence[int],
-    each: Callable[[Way], Way],
-    *,
-    old_sizes: Sequence[int],
-    num_prefix: int = 0,
-    kernel: Any = "cubic",
-    antialias: bool = True,
-    align: Align = "centre",
-    axes: Sequence[str] | None = None,
-    like: Like | None = None,
-) -> Tensor:
-    old = sizes_per_axis(CALLER, old_sizes, name="old_sizes", minimum=1)
-    new = sizes_per_axis(CALLER, new_sizes, name="new_sizes", minimum=1, axes=len(old))
-    num_prefix = whole(CALLER, "num_prefix", num_prefix)
     if not table.is_floating_point():
         raise ValueError(
             f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
         )
+    return _mover(new_sizes, old_sizes, num_prefix, kernel, antialias, align, axes, like)(table, lambda way: way)
+
+
+class Changes(NamedTuple):
+    """One move, of a table and of what an optimiser keeps about it.
+
+    Attributes:
+        table: The table, or a copy of it.
+        averages: Averages of its gradients: new rows know nothing yet.
+        squares: Averages of squares: no weight is negative.
+    """
+
+    table: Callable[[Tensor], Tensor]
+    averages: Callable[[Tensor], Tensor]
+    squares: Callable[[Tensor], Tensor]
+
+
+def changes(
+    new_sizes: Sequence[int],
+    *,
+    old_sizes: Sequence[int],
+    num_prefix: int = 0,
+    kernel: Kernel | Policy | Mapping[str, Kernel | Policy] = "cubic",
+    antialias: bool = True,
+    align: Align = "centre",
+    axes: Sequence[str] | None = None,
+    like: Like | None = None,
+) -> Changes:
+    """What :func:`resize` does, with the same arguments, for several tensors; a random window is drawn once for all."""
+    move = _mover(new_sizes, old_sizes, num_prefix, kernel, antialias, align, axes, like, draw=True)
+    return Changes(
+        lambda table: move(table, lambda way: way),
+        lambda averages: move(averages, lambda way: way._replace(value=0.0)),
+        lambda squares: move(squares, for_squares),
+    )
+
+
+def _mover(
+    new_sizes: Sequence[int],
+    old_sizes: Sequence[int],
+    num_prefix: int,
+    kernel: Any,
+    antialias: bool,
+    align: Align,
+    axes: Sequence[str] | None,
+    like: Like | None,
+    draw: bool = False,
+) -> Callable[[Tensor, Callable[[Way], Way]], Tensor]:
+    """What moves a table, each way changed by a function; all that needs no table is read and checked."""
+    old = sizes_per_axis(CALLER, old_sizes, name="old_sizes", minimum=1)
+    new = sizes_per_axis(CALLER, new_sizes, name="new_sizes", minimum=1, axes=len(old))
+    num_prefix = whole(CALLER, "num_prefix", num_prefix)
     names = _names(axes, len(old))
     if like is None:
-        stages = [Stage(new, ways_per_axis(CALLER, kernel, antialias, align, names, len(old)))]
+        ways = ways_per_axis(CALLER, kernel, antialias, align, names, len(old))
+        stages = [Stage(new, drawn(ways, old, new) if draw else ways)]
     else:
         _check_alone(like, kernel, antialias, align)
         found = convention(CALLER, like, names, len(old))
         if found.axes == TILES:
-            return moved_tiles(CALLER, table, old, new, num_prefix)
+            return lambda table, each: moved_tiles(CALLER, table, old, new, num_prefix)
         stages, names = found.plan(old, new), found.axes
-    stages = [stage._replace(ways=tuple(map(each, stage.ways))) for stage in stages]
-    return moved(CALLER, table, old, num_prefix, stages, names)
+
+    def move(table: Tensor, each: Callable[[Way], Way]) -> Tensor:
+        changed = [stage._replace(ways=tuple(map(each, stage.ways))) for stage in stages]
+        return moved(CALLER, table, old, num_prefix, changed, names)
+
+    return move
 
 
 def _names(axes: Sequence[str] | None, count: int) -> tuple[str, ...] | None:

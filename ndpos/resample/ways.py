@@ -79,7 +79,7 @@ def _read(caller: str, kernel: Any, antialias: bool, align: Align) -> Way:
         case ("cut", "centre" | "random" as place):
             return Way("cut", offset=place)
         case ("cut", offset) if not isinstance(offset, str):
-            return Way("cut", offset=whole(caller, "the offset of a cut", offset))
+            return Way("cut", offset=whole(caller, "offsets of a cut", offset))
         case ("pad", Real() as value, *place) if place in ([], ["centre"]) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise ValueError(f"{caller}: a pad has a finite value, got {value}.")
@@ -147,7 +147,7 @@ def _source_row(way: Way, row: Tensor, old: int, new: int) -> Tensor:
     if way.kernel == "repeat":
         return row % old
     if way.offset == "random":
-        return row + torch.randint(old - new + 1, ()).to(row.device)
+        return row + _window(old, new).to(row.device)
     return row + (old // 2 - new // 2 if way.offset == "centre" else way.offset)
 
 
@@ -170,3 +170,15 @@ def _mix(mix: Tensor, x: Tensor, dim: int) -> Tensor:
 def for_squares(way: Way) -> Way:
     """The same way for averages of squares: no weight is negative, and rows that are new know nothing yet."""
     return way._replace(kernel="linear" if way.kernel in ("cubic", "keys") else way.kernel, value=0.0)
+
+
+def drawn(ways: Sequence[Way], old: Sequence[int], new: Sequence[int]) -> tuple[Way, ...]:
+    """The same ways with every random window settled, for several tensors to have the same one."""
+    return tuple(
+        way._replace(offset=int(_window(before, after))) if way.offset == "random" and before > after else way
+        for way, before, after in zip(ways, old, new, strict=True)
+    )
+
+
+def _window(old: int, new: int) -> Tensor:
+    return torch.randint(old - new + 1, ())

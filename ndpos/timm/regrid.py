@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from ndpos.encode.learned import LearnedEmbedding
 from ndpos.parameters import check_movable, move
 from ndpos.patches import patch_sizes
-from ndpos.resample import resize as resize_table
+from ndpos.resample import Like, changes
 from ndpos.sizes import sizes_per_axis
 from ndpos.timm.encoded import Encoded
 from ndpos.timm.families import TABLED
@@ -24,21 +23,29 @@ from ndpos.timm.wrap import check_model
 __all__ = ["resize"]
 
 
-def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+def resize(
+    model: nn.Module,
+    image_size: Sequence[int],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    like: Like = "timm",
+) -> nn.Module:
     """Move a live timm ViT to another image size, in place: its learned table, its patch grid, and nothing else.
 
     The table stays the same Parameter, ``requires_grad`` included, so that an optimiser, hooks and averages that hold
-    it go on. It is resampled by cubic convolution with antialias, as timm does; rows of class and register tokens come
-    back bit-identical. A rotation follows the new grid by itself, at the coordinates of ``reference_sizes`` if there
-    are any. The same size changes nothing.
+    it go on. It is resampled by cubic convolution with antialias, as timm does, or as those do from whom the weights
+    come; rows of class and register tokens come back bit-identical. A rotation follows the new grid by itself, at the
+    coordinates of ``reference_sizes`` if there are any. The same size changes nothing.
 
     Args:
         model: A ``timm.models.VisionTransformer`` or ``VisionTransformerDistilled``, of that exact class, or one
             changed by :func:`ndpos.timm.add_rope` or :func:`ndpos.timm.set_table`. Not yet in DDP or sharded.
         image_size: Pixels, (height, width), multiples of the patch size.
-        optimizer: One that trains the model: what it keeps about the table (momenta, averages of squares) is moved
-            too, linearly. Without it, an optimiser that has stepped fails at its next step. The gradient of the table
-            is dropped: call this between steps.
+        optimizer: One that trains the model: what it keeps about the table is moved too, momenta as the table, averages
+            of squares linearly. Without it, an optimiser that has stepped fails at its next step. The gradient of the
+            table is dropped: call this between steps.
+        like: Whose convention moves ``pos_embed``, as in :func:`ndpos.resize`: ``"transformers-dinov2"`` for DINOv2
+            weights as transformers runs them. A table given by ``set_table`` has its own.
 
     Returns:
         The same model.
@@ -87,8 +94,8 @@ def resize(model: nn.Module, image_size: Sequence[int], *, optimizer: torch.opti
     if ours.pos_embed is not None:
         check_movable(caller, [ours.pos_embed], optimizer)
         if old != new:
-            change = partial(resize_table, new_sizes=new, old_sizes=old, num_prefix=table_prefix(ours))
-            move(ours.pos_embed, change, partial(change, kernel="linear"), optimizer)()
+            change = changes(new, old_sizes=old, num_prefix=table_prefix(ours), like=like)
+            move(ours.pos_embed, change, optimizer)()
     if isinstance(encoding, LearnedEmbedding):
         encoding.resize_(new, optimizer=optimizer)
     patches.img_size, patches.grid_size, patches.num_patches = (height, width), new, new[0] * new[1]

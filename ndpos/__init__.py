@@ -24,7 +24,7 @@ from ndpos.patterns import alternating, interleave_axes, keep_highest, sections
 from ndpos.radians import angles
 from ndpos.kernels import backends
 from ndpos.rotation import Rotation
-from ndpos.resample import resize
+from ndpos.resample import inflate_patch_kernel, resize, resize_bias, resize_patch_kernel
 from ndpos.encode.sinusoidal import SinusoidalEmbedding, add
 from ndpos.encode.baselines import BinaryEmbedding, IntegerEmbedding
 from ndpos.encode.rotary import RotaryEmbedding, rotate
@@ -51,6 +51,7 @@ __all__ = [
     "convert_pairing",
     "geometric",
     "grid",
+    "inflate_patch_kernel",
     "interleave_axes",
     "keep_highest",
     "mixed",
@@ -60,6 +61,8 @@ __all__ = [
     "periodic",
     "pixel_bands",
     "resize",
+    "resize_bias",
+    "resize_patch_kernel",
     "rotate",
     "scaled_grid",
     "sections",

@@ -189,7 +189,7 @@ def set_table(model: nn.Module, embedding: nn.Module, *, reference_sizes: Sequen
     return model
 
 
-def check_model(caller: str, model: Any, kinds: Collection[type] = tuple(ENCODED)) -> None:
+def check_model(caller: str, model: Any, kinds: Collection[type] = tuple(ENCODED), *, may_rotate: bool = False) -> None:
     """Raise unless ``model`` is one of timm's classes ``kinds`` with a forward of its own, or encoded already."""
     if type(model) not in (*kinds, *(ENCODED[kind] for kind in kinds)):
         inside = [name for name, child in _children(model) if type(child) in kinds]
@@ -201,7 +201,7 @@ def check_model(caller: str, model: Any, kinds: Collection[type] = tuple(ENCODED
             f"{caller}: takes a timm model of the exact class {names}; got {type(model).__name__}: {why}. A subclass "
             f"or a wrapper may have a forward of its own, which would be bypassed.{cure}"
         )
-    if getattr(model, "rope", None) is not None and not isinstance(model, Encoded):
+    if not may_rotate and getattr(model, "rope", None) is not None and not isinstance(model, Encoded):
         raise TypeError(
             f"{caller}: this {type(model).__name__} rotates already, by {type(model.rope).__name__}; twice would turn "
             f"queries and keys twice. ndpos.timm.rope_of(model) reads how, set_rope changes it, fuse_rope speeds it up."

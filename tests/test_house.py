@@ -160,19 +160,28 @@ def test_every_public_name_of_the_front_door_is_one_of_its_rooms():
 
 
 def python_blocks(text):
-    """Each ```python block with the line it starts on."""
-    for match in re.finditer(r"^```python[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        yield text[: match.start(1)].count("\n"), match.group(1)
+    """Each ```python block: the line it starts on, its code, and the packages that a comment before it names."""
+    blocks = r"^(?:<!-- needs ([^\n]*) -->\n)?```python[^\n]*\n(.*?)^```"
+    for match in re.finditer(blocks, text, re.MULTILINE | re.DOTALL):
+        yield text[: match.start(2)].count("\n"), match.group(2), (match.group(1) or "").replace(",", " ").split()
+
+
+def run_block(line, block):
+    """The names that a block leaves; padded, so that a traceback names the line of the README."""
+    names = {"__name__": "__main__"}
+    exec(compile("\n" * line + block, str(README), "exec"), names)
+    return names
 
 
 def test_every_block_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = list(python_blocks(README.read_text()))
+    blocks = [(line, block) for line, block, needs in python_blocks(README.read_text()) if not needs]
     assert blocks
-    for line, block in blocks:  # padded, so that a traceback names the line of the README
-        exec(compile("\n" * line + block, str(README), "exec"), {"__name__": "__main__"})
+    for line, block in blocks:
+        run_block(line, block)
 
 
 def test_blocks_of_a_readme_are_found_with_their_lines():
-    text = "# Title\n\n```python\nx = 1\ny = x\n```\n```bash\nls\n```\nand\n```python\nraise ValueError\n```\n"
-    assert list(python_blocks(text)) == [(3, "x = 1\ny = x\n"), (11, "raise ValueError\n")]
+    text = "# Title\n\n```python\nx = 1\ny = x\n```\n```bash\nls\n```\n"
+    text += "<!-- needs a, b -->\n```python\nraise ValueError\n```\n"
+    assert list(python_blocks(text)) == [(3, "x = 1\ny = x\n", []), (11, "raise ValueError\n", ["a", "b"])]

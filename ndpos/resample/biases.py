@@ -95,7 +95,7 @@ def bias_changes(
         [2 * n - 1 for n in new],
         old_sizes=[2 * n - 1 for n in old],
         axes=names,
-        kernel=kernels,  # type: ignore[arg-type]
+        kernel=kernels,
         antialias=False,
         align=align,
     )

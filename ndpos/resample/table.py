@@ -99,7 +99,8 @@ def resize(
         raise ValueError(
             f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
         )
-    return _mover(new_sizes, old_sizes, num_prefix, kernel, antialias, align, axes, like)(table, lambda way: way)
+    settings: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align, "axes": axes, "like": like}
+    return _mover(new_sizes, old_sizes=old_sizes, num_prefix=num_prefix, **settings)(table, lambda way: way)
 
 
 class Changes(NamedTuple):
@@ -116,19 +117,9 @@ class Changes(NamedTuple):
     squares: Callable[[Tensor], Tensor]
 
 
-def changes(
-    new_sizes: Sequence[int],
-    *,
-    old_sizes: Sequence[int],
-    num_prefix: int = 0,
-    kernel: Kernel | Policy | Mapping[str, Kernel | Policy] = "cubic",
-    antialias: bool = True,
-    align: Align = "centre",
-    axes: Sequence[str] | None = None,
-    like: Like | None = None,
-) -> Changes:
+def changes(new_sizes: Sequence[int], **settings: Any) -> Changes:
     """What :func:`resize` does, with the same arguments, for several tensors; a random window is drawn once for all."""
-    move = _mover(new_sizes, old_sizes, num_prefix, kernel, antialias, align, axes, like, draw=True)
+    move = _mover(new_sizes, **settings, draw=True)
     return Changes(
         lambda table: move(table, lambda way: way),
         lambda averages: move(averages, lambda way: way._replace(value=0.0)),
@@ -138,13 +129,14 @@ def changes(
 
 def _mover(
     new_sizes: Sequence[int],
+    *,
     old_sizes: Sequence[int],
-    num_prefix: int,
-    kernel: Any,
-    antialias: bool,
-    align: Align,
-    axes: Sequence[str] | None,
-    like: Like | None,
+    num_prefix: int = 0,
+    kernel: Any = "cubic",
+    antialias: bool = True,
+    align: Align = "centre",
+    axes: Sequence[str] | None = None,
+    like: Like | None = None,
     draw: bool = False,
 ) -> Callable[[Tensor, Callable[[Way], Way]], Tensor]:
     """What moves a table, each way changed by a function; all that needs no table is read and checked."""

@@ -77,10 +77,10 @@ def resize(
     check_model(caller, model, RESIZED, may_rotate=True)
     ours: Any = model
     patches = ours.patch_embed
-    image, patch, new = _wanted(caller, patches, image_size, patch_size)
+    image, patch = _wanted(caller, patches, image_size, patch_size)
     if image == tuple(patches.img_size) and patch == tuple(patches.patch_size):
-        return model
-    old = tuple(patches.grid_size)
+        return model  # before its patches are counted: timm builds models whose patches do not divide the image
+    old, new = tuple(patches.grid_size), _grid(caller, image, patch)
     biases = _biases(ours) if old != new else []
     moves: list[tuple[nn.Parameter, Changes]] = [
         (module.relative_position_bias_table, _bias_changes(module, new))
@@ -114,8 +114,8 @@ RESIZED = (*TABLED, Beit, VisionTransformerRelPos)
 
 def _wanted(
     caller: str, patches: Any, image_size: Sequence[int], patch_size: Sequence[int] | None
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Image, patch and grid, (height, width) each."""
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Image and patch, (height, width) each."""
     if not isinstance(patches, PatchEmbed) or patches.grid_size is None:
         raise TypeError(
             f"{caller}: the grid of a {type(patches).__name__} without an image size or of another kind than timm's "
@@ -128,14 +128,18 @@ def _wanted(
     height, width = sizes_per_axis(caller, image_size, name="image_size", minimum=1, axes=2)
     patch = patches.patch_size if patch_size is None else patch_size
     down, right = sizes_per_axis(caller, patch, name="patch_size", minimum=1, axes=2)
+    return (height, width), (down, right)
+
+
+def _grid(caller: str, image: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
     try:
-        new = patch_sizes((height, width), patch=(down, right))
+        rows, columns = patch_sizes(image, patch=patch)
     except ValueError as error:
         raise ValueError(
-            f"{caller}: patches of {down} x {right} do not divide an image of {height} x {width} pixels; give the "
-            f"nearest multiples."
+            f"{caller}: patches of {patch[0]} x {patch[1]} do not divide an image of {image[0]} x {image[1]} pixels; "
+            f"give the nearest multiples."
         ) from error
-    return (height, width), (down, right), (new[0], new[1])
+    return rows, columns
 
 
 def _biases(model: nn.Module) -> list[Any]:

@@ -73,12 +73,12 @@ def several(value: Any) -> bool:
 def finite(caller: str, name: str, value: Any) -> float:
     """``value`` as a finite float; text, booleans, tensors and infinities are refused."""
     if isinstance(value, (bool, str, bytes, Tensor)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}. Add tensors to the coordinates.")
+        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}.")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not abs(number) < math.inf:  # not math.isfinite: a compiler cannot ask it of a symbolic number
         raise ValueError(f"{caller}: {name} is a finite number, got {value!r}.")
     return number
 

@@ -127,6 +127,18 @@ def test_an_embedding_is_resampled_by_a_convention_or_a_policy():
         LearnedEmbedding((3, 4), 4, kind="sum", like="timm")
 
 
+@every_kind
+def test_a_cut_that_starts_further_in_leaves_the_own_grid_as_it_is(kind):
+    emb = learned((6, 6), 4, kind=kind, kernel=("cut", 2))
+    own = emb((6, 6))
+    assert torch.equal(emb(), own)
+    assert torch.equal(emb((4, 3)).unflatten(0, (4, 3)), own.unflatten(0, (6, 6))[2:, 2:5])
+    shorter = emb((4, 3))
+    assert torch.equal(emb.resize_((4, 3))(), shorter)
+    with pytest.raises(ValueError, match="The largest grid possible is"):
+        emb((3, 3))
+
+
 @pytest.mark.parametrize("kernel", ["linear", "cubic"])
 @pytest.mark.parametrize("antialias", [False, True])
 def test_the_kernel_is_a_setting_that_is_kept_and_shown(kernel, antialias):

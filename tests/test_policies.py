@@ -250,9 +250,9 @@ def test_a_ramp_is_exact_in_the_interior(kernel, old, new):
         ({"kernel": ("cut", "middle")}, ["got ('cut', 'middle')"]),
         ({"kernel": ("cut", -1)}, ["offsets of a cut", "at least 0", "got -1"]),
         ({"kernel": ("cut",)}, ["got ('cut',)"]),
-        ({"kernel": ("pad", float("nan"))}, ["a pad has a finite value, got nan"]),
+        ({"kernel": ("pad", float("nan"))}, ["the value of a pad is a finite number, got nan"]),
         ({"kernel": ("pad", 0, "end")}, ["got ('pad', 0, 'end')"]),
-        ({"kernel": ("pad", True)}, ["got ('pad', True)"]),
+        ({"kernel": ("pad", 0, 0)}, ["got ('pad', 0, 0)"]),
         ({"kernel": ("cut", 0)}, ["axis 0 is to be cut to 4 tokens, and the table has 3", "possible is (3, 4)"]),
         ({"kernel": ("cut", 4), "new_sizes": (3, 1)}, ["axis 0 is to be cut to 3 tokens from token 4", "is (0, 0)"]),
         ({"kernel": "repeat", "new_sizes": (2, 4)}, ["axis 0 has 3 tokens, and 'repeat' only adds", "2 were asked"]),
@@ -270,6 +270,14 @@ def test_a_refusal_says_what_was_seen_and_the_cure(settings, says):
         assert part in str(refused.value)
 
 
-def test_a_cut_of_half_a_row_is_refused():
-    with pytest.raises(TypeError, match=r"offsets of a cut are integers, got 0\.5"):
-        resize(torch.zeros(12, 2), (2, 4), old_sizes=(3, 4), kernel=("cut", 0.5))
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (("cut", 0.5), r"offsets of a cut are integers, got 0\.5"),
+        (("pad", True), r"the value of a pad is a plain number, got True"),
+        (("pad", torch.tensor(0.0)), r"the value of a pad is a plain number, got tensor\(0\.\)"),
+    ],
+)
+def test_settings_of_another_type_are_refused(kernel, says):
+    with pytest.raises(TypeError, match=rf"ndpos\.resize: {says}"):
+        resize(torch.zeros(12, 2), (2, 4), old_sizes=(3, 4), kernel=kernel)

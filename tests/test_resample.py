@@ -511,6 +511,11 @@ def test_tables_that_are_not_floating_are_refused(dtype):
         resize(torch.ones(12, 2).to(dtype), (4, 4), old_sizes=(3, 4))
 
 
+def test_an_array_of_another_library_is_refused():
+    with pytest.raises(TypeError, match=r"ndpos\.resize: table is a torch\.Tensor, got ndarray\. torch\.as_tensor"):
+        resize(drawn(12, 2).numpy(), (4, 4), old_sizes=(3, 4))
+
+
 def test_rows_that_do_not_match_are_named_with_the_cure():
     with pytest.raises(ValueError) as error:
         resize(drawn(1, 197, 8), (16, 16), old_sizes=(14, 14))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ndpos.parameters import check_movable, move
 from ndpos.positions import exact_dtype, outside_autocast
 from ndpos.radians import check_coords
-from ndpos.resample import Align, Kernel, Like, Policy, changes, resize
+from ndpos.resample import Align, Kernel, Like, Policy, changes, changes_nothing, resize
 from ndpos.sizes import product, refuse_outside, refuse_tracing, refuse_unless, sizes_per_axis, whole
 from ndpos.subspaces import AxisSplit
 from ndpos.subspaces import split as even_split
@@ -130,11 +130,10 @@ class LearnedEmbedding(nn.Module):
         refuse_tracing(caller)
         sizes = self.sizes if sizes is None else sizes_per_axis(caller, sizes, minimum=1, axes=len(self.sizes))
         if self.kind == "joint":
-            own = _own(self.tables[0]).flatten(0, -2)
-            table = resize(own, sizes, old_sizes=self.sizes, **self.resampling)
+            table = self._at(_own(self.tables[0]).flatten(0, -2), sizes, self.sizes)
         else:
             rows = [
-                resize(_full(_own(table)), (sizes[axis],), old_sizes=(self.sizes[axis],), **self.resampling)
+                self._at(_full(_own(table)), (sizes[axis],), (self.sizes[axis],))
                 for axis, table in zip(self.table_axes, self.tables, strict=True)
             ]
             spread = [
@@ -148,6 +147,11 @@ class LearnedEmbedding(nn.Module):
             return table
         with outside_autocast(table.device):
             return torch.cat((_own(self.prefix), table))
+
+    def _at(self, table: Tensor, sizes: Sequence[int], own: Sequence[int]) -> Tensor:
+        if all(map(changes_nothing, own, sizes)):
+            return table  # without asking the kernel: a cut that starts further in does not fit its own grid
+        return resize(table, sizes, old_sizes=own, **self.resampling)
 
     def resize_(self, sizes: Sequence[int], *, optimizer: torch.optim.Optimizer | None = None) -> LearnedEmbedding:
         """Move the table to another grid for good, in place; the parameters stay the same objects.

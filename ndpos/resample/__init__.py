@@ -11,7 +11,7 @@ from ndpos.resample.biases import bias_changes, resize_bias
 from ndpos.resample.conventions import Like
 from ndpos.resample.patch_kernels import inflate_patch_kernel, patch_kernel_changes, resize_patch_kernel
 from ndpos.resample.table import Changes, changes, resize
-from ndpos.resample.ways import Policy
+from ndpos.resample.ways import Policy, changes_nothing
 from ndpos.resample.weights import Align, Kernel
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Policy",
     "bias_changes",
     "changes",
+    "changes_nothing",
     "inflate_patch_kernel",
     "patch_kernel_changes",
     "resize",

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ndpos.resample.moving import check_resizable
 from ndpos.resample.table import Changes, changes
 from ndpos.resample.weights import Align
 from ndpos.sizes import product, sizes_per_axis
@@ -69,10 +70,7 @@ def resize_bias(
         Swin, arXiv:2103.14030, section 3.2; BEiT, arXiv:2106.08254; LeViT, arXiv:2104.01136, section 4.2; MViTv2,
         arXiv:2112.01526, section 4.1. SwinV2's log-CPB: arXiv:2111.09883, section 3.3.
     """
-    if not table.is_floating_point():
-        raise ValueError(
-            f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
-        )
+    check_resizable(CALLER, "table", table)
     return bias_changes(new_sizes, old_sizes=old_sizes, kind=kind, kernel=kernel, align=align).table(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ from ndpos.sizes import product
 __all__: list[str] = []
 
 NUMBERS_AT_ONCE = 2**21  # 16 MB of float64: 2**19 was a third slower for clips
+
+
+def check_resizable(caller: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is a tensor of a floating dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{caller}: {name} is a torch.Tensor, got {type(value).__name__}. torch.as_tensor makes one.")
+    if not value.is_floating_point():
+        raise ValueError(f"{caller}: a {name} of {value.dtype} cannot be resampled. Convert it with {name}.float().")
 
 
 def moved(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ndpos.positions import exact_dtype, outside_autocast
+from ndpos.resample.moving import check_resizable
 from ndpos.resample.table import Changes
 from ndpos.resample.weights import Kernel, weights
 from ndpos.sizes import sizes_per_axis, whole
@@ -54,10 +55,7 @@ def resize_patch_kernel(
     """
     caller = "ndpos.resize_patch_kernel"
     new = sizes_per_axis(caller, new_sizes, name="new_sizes", minimum=1)
-    if not weight.is_floating_point():
-        raise ValueError(
-            f"{caller}: a kernel of {weight.dtype} cannot be resized. Convert it with weight.float() first."
-        )
+    check_resizable(caller, "weight", weight)
     if kernel not in ("linear", "cubic", "keys"):
         raise ValueError(f"{caller}: kernel is one of ('linear', 'cubic', 'keys'), got {kernel!r}.")
     if not isinstance(antialias, bool):
@@ -134,10 +132,9 @@ def inflate_patch_kernel(weight: Tensor, frames: int, *, how: Literal["mean", "c
     frames = whole(caller, "frames", frames, minimum=1)
     if how not in ("mean", "centre"):
         raise ValueError(f"{caller}: how is 'mean' or 'centre', got {how!r}.")
-    if weight.ndim < 3 or not weight.is_floating_point():
-        raise ValueError(
-            f"{caller}: weight is a floating (out, in, *sizes); got {tuple(weight.shape)} of {weight.dtype}."
-        )
+    check_resizable(caller, "weight", weight)
+    if weight.ndim < 3:
+        raise ValueError(f"{caller}: weight is (out, in, *sizes); got {tuple(weight.shape)}.")
     one = weight.unsqueeze(2)
     if how == "mean":
         return (one / frames).repeat_interleave(frames, dim=2)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ndpos.resample.conventions import TILES, Like, Stage, convention
-from ndpos.resample.moving import moved
+from ndpos.resample.moving import check_resizable, moved
 from ndpos.resample.tiles import moved_tiles
 from ndpos.resample.ways import Policy, Way, drawn, for_squares, ways_per_axis
 from ndpos.resample.weights import Align, Kernel
@@ -95,10 +95,7 @@ def resize(
         and corner alignment with antialias has its corners on the corners. Conventions: the functions that the README's
         table names.
     """
-    if not table.is_floating_point():
-        raise ValueError(
-            f"{CALLER}: a table of {table.dtype} cannot be resampled. Convert it with table.float() first."
-        )
+    check_resizable(CALLER, "table", table)
     settings: dict[str, Any] = {"kernel": kernel, "antialias": antialias, "align": align, "axes": axes, "like": like}
     return _mover(new_sizes, old_sizes=old_sizes, num_prefix=num_prefix, **settings)(table, lambda way: way)
 

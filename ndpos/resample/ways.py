@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ndpos.resample.weights import GATHERS, Align, Kernel, weights
-from ndpos.sizes import product, whole
+from ndpos.sizes import finite, product, whole
 
 __all__: list[str] = []
 
@@ -80,10 +78,8 @@ def _read(caller: str, kernel: Any, antialias: bool, align: Align) -> Way:
             return Way("cut", offset=place)
         case ("cut", offset) if not isinstance(offset, str):
             return Way("cut", offset=whole(caller, "offsets of a cut", offset))
-        case ("pad", Real() as value, *place) if place in ([], ["centre"]) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ValueError(f"{caller}: a pad has a finite value, got {value}.")
-            return Way("pad", value=float(value), offset="centre" if place else 0)
+        case ("pad", value, *place) if place in ([], ["centre"]):
+            return Way("pad", value=finite(caller, "the value of a pad", value), offset="centre" if place else 0)
     raise ValueError(f"{caller}: kernel is one of {KNOWN}, got {kernel!r}.")
 
 

@@ -198,7 +198,8 @@ def convention_matrices(like, old, new):
         "v-jepa": (False, "centre"),
     }
     pairs = list(zip(old, new, strict=True))
-    same = [[rows_taken(o, range(o))] if o == n else None for o, n in pairs]
+    stay = like != "dinov2" or tuple(old) == tuple(new)  # its offset moves an axis whose size stays, if another changes
+    same = [[rows_taken(o, range(o))] if stay and o == n else None for o, n in pairs]
     if like in cubic:
         moved = [[resample_matrix(o, n, "cubic", *cubic[like])] for o, n in pairs]
     elif like == "v-jepa" and new[0] < old[0] and old[1:] == new[1:]:

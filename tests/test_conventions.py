@@ -81,6 +81,29 @@ def test_dinov2_has_its_offset_and_every_row(base, sizes):
         assert (exact - ours).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("new", [(14, 20), (9, 14)])
+def test_the_offset_of_dinov2_moves_an_axis_whose_size_stays(new):
+    table = drawn(14 * 14, 2)
+    grid = table.reshape(1, 14, 14, 2).permute(0, 3, 1, 2)
+    theirs = F.interpolate(grid, scale_factor=[(n + 0.1) / 14 for n in new], mode="bicubic")
+    closely(resize(table, new, old_sizes=(14, 14), like="dinov2"), theirs[0].permute(1, 2, 0).flatten(0, 1))
+    assert torch.equal(resize(table, (14, 14), old_sizes=(14, 14), like="dinov2"), table)
+
+
+@pytest.mark.parametrize(("like", "axes"), KINDS)
+def test_a_graph_of_any_size_gives_what_each_size_gives(like, axes):
+    """Symbolic sizes cannot be asked whether an axis stays; what is done instead is the same."""
+    old = (4,) * len(axes)
+    table = drawn(4 ** len(axes), 2)
+    torch._dynamo.reset()
+    graph = torch.compile(
+        lambda x, new: resize(x, new, old_sizes=old, like=like), backend="aot_eager", dynamic=True, fullgraph=True
+    )
+    for new in [(2, 3, 3), (3, 4, 2), (4, 4, 4)] + [(5, 4, 7), (4, 7, 4)] * (like != "passt"):
+        new = new[: len(axes)]
+        closely(graph(table, new), resize(table, new, old_sizes=old, like=like))
+
+
 def test_the_offset_is_not_silently_swapped():
     table = drawn(37 * 37, 384)
     one, other = (resize(table, (16, 16), old_sizes=(37, 37), like=like) for like in ("dinov2", "transformers-dinov2"))

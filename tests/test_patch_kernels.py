@@ -122,7 +122,7 @@ def test_pictures_become_clips_of_another_patch():
         (lambda w: ndpos.resize_patch_kernel(w, (0, 4)), ValueError, ["at least 1"]),
         (lambda w: ndpos.resize_patch_kernel(w, 4), TypeError, ["one integer per axis"]),
         (lambda w: ndpos.resize_patch_kernel(w, (1,) * 5), ValueError, ["(..., *old_sizes)", "got (2, 3, 4, 4)"]),
-        (lambda w: ndpos.resize_patch_kernel(w.long(), (2, 2)), ValueError, ["torch.int64 cannot be resized"]),
+        (lambda w: ndpos.resize_patch_kernel(w.long(), (2, 2)), ValueError, ["torch.int64 cannot be resampled"]),
         (lambda w: ndpos.resize_patch_kernel(w, (2, 2), kernel="nearest"), ValueError, ["'nearest'"]),
         (lambda w: ndpos.resize_patch_kernel(w, (2, 2), antialias=1), TypeError, ["antialias is True or False"]),
         (lambda w: ndpos.inflate_patch_kernel(w, 0), ValueError, ["frames", "at least 1"]),

@@ -100,6 +100,12 @@ def _v_jepa(old: Sequence[int], new: Sequence[int]) -> list[Stage]:
     return [Stage(tuple(new), (LINEAR,) * 3)]
 
 
+def _dinov2(old: Sequence[int], new: Sequence[int]) -> list[Stage]:
+    """Places of ``n + 0.1`` rows on both axes, also on one whose size stays; a grid that stays is left as it is."""
+    way = CUBIC if tuple(old) == tuple(new) else CUBIC._replace(shift=0.1)
+    return [Stage(tuple(new), (way, way))]
+
+
 def _naflex_aspect(old: Sequence[int], new: Sequence[int]) -> list[Stage]:
     """Both axes at the scale of the longer side, of which the shorter one uses the first part."""
     if tuple(old) == tuple(new):
@@ -130,7 +136,7 @@ CONVENTIONS: dict[str, tuple[Convention, ...]] = {
     "transformers-clip": _image(CUBIC),
     "transformers-dinov2": _image(CUBIC),
     "transformers-dinov2-registers": _image(CUBIC_ANTIALIASED),
-    "dinov2": _image(Way("cubic", shift=0.1)),
+    "dinov2": (Convention(("y", "x"), _dinov2),),
     "dinov2-registers": _image(CUBIC_ANTIALIASED),
     "torchvision": _image(Way("cubic", align="corner")),
     "torchtune": (

@@ -44,7 +44,7 @@ def moved(
         step(stage.ways[axis], axis - len(old) - 1, start[axis], stage.sizes[axis], unit)
         for start, stage in zip(starts, stages, strict=True)
         for axis in _cheapest_order(start, stage.sizes)
-        if not changes_nothing(start[axis], stage.sizes[axis])
+        if stage.ways[axis].shift or not changes_nothing(start[axis], stage.sizes[axis])
     ]
     if not steps:
         return table

@@ -33,8 +33,9 @@ def resize(
 ) -> Tensor:
     """Resample a learned grid of vectors from the grid it was trained on to another one.
 
-    Channels are never mixed, axes are resampled one by one, and an axis whose size stays is left as it is. "Nothing
-    to do" means equal sizes, not equal counts: (2, 8) to (4, 4) is resampled.
+    Channels are never mixed, axes are resampled one by one, and an axis whose size stays is left as it is (by
+    ``like="dinov2"`` a grid whose sizes all stay). "Nothing to do" means equal sizes, not equal counts: (2, 8) to
+    (4, 4) is resampled.
 
     Args:
         table: ``(*batch, num_prefix + prod(old_sizes), dim)`` with rows in row-major order, or ``(*old_sizes, dim)``

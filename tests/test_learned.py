@@ -133,6 +133,10 @@ def test_a_cut_that_starts_further_in_leaves_the_own_grid_as_it_is(kind):
     own = emb((6, 6))
     assert torch.equal(emb(), own)
     assert torch.equal(emb((4, 3)).unflatten(0, (4, 3)), own.unflatten(0, (6, 6))[2:, 2:5])
+    for refused in (emb, emb.resize_):  # an axis that stays, beside one that does not, is cut as it would be alone
+        with pytest.raises(ValueError, match="cut to 6 tokens from token 2 on"):
+            refused((4, 6))
+    assert torch.equal(emb(), own)
     shorter = emb((4, 3))
     assert torch.equal(emb.resize_((4, 3))(), shorter)
     with pytest.raises(ValueError, match="The largest grid possible is"):

@@ -130,12 +130,9 @@ class LearnedEmbedding(nn.Module):
         refuse_tracing(caller)
         sizes = self.sizes if sizes is None else sizes_per_axis(caller, sizes, minimum=1, axes=len(self.sizes))
         if self.kind == "joint":
-            table = self._at(_own(self.tables[0]).flatten(0, -2), sizes, self.sizes)
+            table = self._at(_own(self.tables[0]).flatten(0, -2), 0, sizes)
         else:
-            rows = [
-                self._at(_full(_own(table)), (sizes[axis],), (self.sizes[axis],))
-                for axis, table in zip(self.table_axes, self.tables, strict=True)
-            ]
+            rows = [self._at(_full(_own(table)), place, sizes) for place, table in enumerate(self.tables)]
             spread = [
                 row.reshape(*(1,) * axis, sizes[axis], *(1,) * (len(sizes) - axis - 1), row.shape[-1]).expand(
                     *sizes, row.shape[-1]
@@ -148,10 +145,14 @@ class LearnedEmbedding(nn.Module):
         with outside_autocast(table.device):
             return torch.cat((_own(self.prefix), table))
 
-    def _at(self, table: Tensor, sizes: Sequence[int], own: Sequence[int]) -> Tensor:
-        if all(map(changes_nothing, own, sizes)):
+    def _at(self, table: Tensor, place: int, sizes: Sequence[int]) -> Tensor:
+        if all(map(changes_nothing, self.sizes, sizes)):
             return table  # without asking the kernel: a cut that starts further in does not fit its own grid
-        return resize(table, sizes, old_sizes=own, **self.resampling)
+        return resize(table, self._of(place, sizes), old_sizes=self._of(place, self.sizes), **self.resampling)
+
+    def _of(self, place: int, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Those of ``sizes`` that the table at ``place`` has."""
+        return tuple(sizes) if self.kind == "joint" else (sizes[self.table_axes[place]],)
 
     def resize_(self, sizes: Sequence[int], *, optimizer: torch.optim.Optimizer | None = None) -> LearnedEmbedding:
         """Move the table to another grid for good, in place; the parameters stay the same objects.
@@ -176,9 +177,8 @@ class LearnedEmbedding(nn.Module):
             return self
         puts = []
         for place, table in enumerate(self.tables):
-            axes = range(len(new)) if self.kind == "joint" else (self.table_axes[place],)
-            sizes, old = [new[axis] for axis in axes], [self.sizes[axis] for axis in axes]
-            puts.append(move(table, changes(sizes, old_sizes=old, **self.resampling), optimizer))
+            change = changes(self._of(place, new), old_sizes=self._of(place, self.sizes), **self.resampling)
+            puts.append(move(table, change, optimizer))
         for put in puts:
             put()
         self.sizes = new

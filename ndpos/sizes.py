@@ -73,7 +73,7 @@ def several(value: Any) -> bool:
 def finite(caller: str, name: str, value: Any) -> float:
     """``value`` as a finite float; text, booleans, tensors and infinities are refused."""
     if isinstance(value, (bool, str, bytes, Tensor)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}.")
+        raise TypeError(f"{caller}: {name} is a plain number, got {value!r}. A tensor's is its .item().")
     try:
         number = float(value)
     except OverflowError:

@@ -153,6 +153,8 @@ def test_a_random_window_is_one_for_the_batch_and_drawn_by_torch():
     assert len(starts) > 15
     assert min(starts) < 10
     assert max(starts) > 49
+    pairs = [resize(table[0, :3], (2,), old_sizes=(3,), kernel=("cut", "random")) for _ in range(64)]
+    assert {pair[0, 0].item() for pair in pairs} == {table[0, 0, 0].item(), table[0, 1, 0].item()}  # the last one too
     assert torch.equal(resize(table, (40,), old_sizes=(99,), kernel=("cut", 0)), table[:, :40])
     with pytest.raises(
         ValueError, match=r"cut to 150 tokens, and the table has 99\. The largest grid possible is \(99,"
